@@ -1,0 +1,17 @@
+# Provides the target hwy::hwy, from Highway's own CMake package or from its pkg-config file. Also installed, for
+# find_package(cutloss).
+if(NOT TARGET hwy::hwy)
+  find_package(hwy CONFIG QUIET)
+endif()
+if(NOT TARGET hwy::hwy)
+  find_package(PkgConfig QUIET)
+  if(PkgConfig_FOUND)
+    pkg_check_modules(cutloss_hwy QUIET IMPORTED_TARGET GLOBAL libhwy)
+    if(TARGET PkgConfig::cutloss_hwy)
+      add_library(hwy::hwy ALIAS PkgConfig::cutloss_hwy)
+    endif()
+  endif()
+endif()
+if(NOT TARGET hwy::hwy)
+  message(FATAL_ERROR "cutloss needs Google Highway 1.0.3 or newer (Debian, Ubuntu: apt-get install libhwy-dev)")
+endif()

@@ -1,0 +1,226 @@
+// cutloss: the training loss of a language model's head, loss(E * C^T, labels), and its gradients, without ever
+// storing the tokens x vocabulary logits.
+//
+// Three steps, each a value that can be looked at:
+//
+//   Problem  what is asked    shapes, dtypes, layouts, objective, which gradients are wanted
+//   Plan     how              mode, tile sizes, workspace bytes; made by make_plan(), a pure function
+//   run()    does it          reads Inputs, writes Outputs, uses the workspace the plan asked for and nothing else
+//
+// Symbols: N tokens, D hidden size, V vocabulary; E [N, D] hidden states, C the head's table ([V, D] or [D, V]);
+// z = softcap(E * C^T) logits, lse_i = log sum_v exp z_iv, nll_i = lse_i - z_{i, label_i}.
+// 1u is one product of the size of the logits, 2*N*V*D floating-point operations.
+//
+// The library never prints, aborts, exits or throws; every failure is a Status whose text names the argument, the
+// value and the limit. All entry points may be called from several threads at once.
+#ifndef CUTLOSS_CUTLOSS_HPP_
+#define CUTLOSS_CUTLOSS_HPP_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#define CUTLOSS_VERSION "0.1.0"
+
+namespace cutloss {
+
+// ---------------------------------------------------------------------------------------------------- errors
+
+enum class StatusCode {
+  ok,
+  invalid_argument,  // the problem, an option or a label breaks a rule; nothing was written
+  budget_too_small,  // no mode fits the memory budget; the text names the smallest budget that works
+  out_of_memory,     // the workspace could not be allocated
+  unavailable,       // a kernel target was asked for that this CPU or build does not have
+};
+
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(StatusCode code, std::string message) : code_(code), message_(std::move(message)) {}
+  bool ok() const { return code_ == StatusCode::ok; }
+  StatusCode code() const { return code_; }
+  const std::string& message() const { return message_; }
+
+ private:
+  StatusCode code_ = StatusCode::ok;
+  std::string message_;
+};
+
+// A value, or the Status that says why there is none.
+template <typename T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : value_(std::move(value)) {}
+  Result(Status status) : status_(std::move(status)) {}
+  bool ok() const { return value_.has_value(); }
+  const Status& status() const { return status_; }
+  T& value() { return *value_; }
+  const T& value() const { return *value_; }
+  T* operator->() { return &*value_; }
+  const T* operator->() const { return &*value_; }
+
+ private:
+  std::optional<T> value_;
+  Status status_;
+};
+
+// ----------------------------------------------------------------------------------------------------- problem
+
+enum class DType { f32, bf16, i32, i64 };
+enum class HeadLayout { vd, dv };          // the table is [V, D] (a tied embedding) or [D, V] (a JAX kernel)
+enum class Reduction { mean, sum, none };  // mean divides by the number of labels that are not ignore_index
+enum class BadLabels { error, nan };       // a label outside [0, V): refuse, or NaN loss and gradient for its row
+
+// How the work is done. All are exact; they differ in memory and in how often the logits are formed.
+enum class Mode {
+  automatic,  // the fastest that fits the budget
+  loss,       // no gradient: 1u
+  stream,     // dE only, the logits formed once: 2u, extra memory a tile and one block of tokens
+  chunk,      // dC (and dE): logits of a chunk of tokens kept: 3u, extra memory chunk x V
+  recompute,  // dC (and dE): nothing kept: 4u (3u for dC alone), extra memory a tile
+};
+
+// Element (not byte) strides of an array, in the array's own axis order. Zero and negative strides are legal.
+struct Strides {
+  std::int64_t axis0 = 0;
+  std::int64_t axis1 = 0;
+};
+
+struct Problem {
+  std::int64_t tokens = 0;  // N; may be 0
+  std::int64_t hidden = 0;  // D >= 1
+  std::int64_t vocab = 0;   // V >= 1
+
+  DType e_dtype = DType::f32;      // f32 or bf16
+  DType c_dtype = DType::f32;      // f32 or bf16, independent of e_dtype; sums are always f32
+  DType label_dtype = DType::i64;  // i32 or i64
+  HeadLayout head_layout = HeadLayout::vd;
+  std::optional<Strides> e_strides;  // default: contiguous [N, D]
+  std::optional<Strides> c_strides;  // default: contiguous in head_layout
+  std::int64_t label_stride = 1;
+
+  Reduction reduction = Reduction::mean;
+  std::int64_t ignore_index = -100;
+  std::optional<float> softcap;  // cap * tanh(logit / cap), cap > 0
+  BadLabels bad_labels = BadLabels::error;
+
+  bool want_d_e = false;           // dE [N, D], contiguous
+  bool want_d_c = false;           // dC in head_layout, contiguous
+  std::optional<DType> d_e_dtype;  // default: e_dtype
+  std::optional<DType> d_c_dtype;  // default: c_dtype
+};
+
+// Every policy on a Problem lives behind this one function; make_plan() calls it.
+Status validate(const Problem& problem);
+
+// ------------------------------------------------------------------------------------------------------- plan
+
+// What the planner may know of the machine. detect() reads caches, CPU quota and affinity; CUTLOSS_TARGET in the
+// environment forces a kernel target. A Machine may also be written by hand: planning is a pure function of it.
+struct Machine {
+  std::string target;               // a name out of available_targets()
+  int threads = 1;                  // affinity and cgroup quota (rounded down) respected
+  std::size_t l1_bytes = 32 << 10;  // per core
+  std::size_t l2_bytes = 512 << 10;
+  std::size_t l3_bytes = 8 << 20;  // shared
+  static Result<Machine> detect();
+};
+
+// Names of the kernel targets that this build has and this CPU can run, best first ("avx512", "avx2", ...).
+std::vector<std::string> available_targets();
+
+struct Limits {
+  Mode mode = Mode::automatic;
+  std::optional<std::uint64_t> budget_bytes;  // for the workspace: memory beyond inputs and requested outputs
+  int threads = 0;                            // 0: as many as the machine allows and the work is worth
+};
+
+struct Rejection {
+  Mode mode;
+  std::string reason;
+};
+
+struct Plan {
+  Problem problem;
+  Mode mode = Mode::loss;
+  std::string target;             // kernel target
+  int threads = 1;                // most workers run() uses; the result does not depend on how many it gets
+  std::int64_t token_block = 0;   // tokens per task of the loss pass
+  std::int64_t vocab_tile = 0;    // vocabulary rows per tile
+  std::int64_t vocab_slices = 1;  // parts of the vocabulary handled as separate tasks, combined in fixed order
+  std::int64_t chunk_tokens = 0;  // mode chunk: tokens whose logits are held at once
+  std::int64_t head_tokens = 0;   // tokens per step of the dC pass
+  std::int64_t head_tiles = 0;    // vocabulary tiles per task of the dC pass
+  std::uint64_t workspace_bytes = 0;
+  double units = 0;  // cost in u
+  double flops = 0;
+  std::vector<Rejection> rejected;  // modes not taken, and why
+
+  std::string json() const;
+};
+
+Result<Plan> make_plan(const Problem& problem, const Limits& limits, const Machine& machine);
+
+// -------------------------------------------------------------------------------------------------------- run
+
+// Where parallel work runs. parallel_for calls body(task, worker) once for every task in [0, tasks), with
+// 0 <= worker < concurrency(), never two calls at once with the same worker, and returns when all are done.
+// The calling thread should take part, so that a pool with no free thread still makes progress.
+class Executor {
+ public:
+  using Body = std::function<void(std::int64_t task, int worker)>;
+  virtual ~Executor() = default;
+  virtual int concurrency() const = 0;
+  virtual void parallel_for(std::int64_t tasks, const Body& body) = 0;
+};
+
+// Starts threads for each parallel_for and joins them at its end: nothing is left running between calls, so fork()
+// is safe. A thread that cannot be started is done without.
+std::unique_ptr<Executor> make_thread_executor(int threads);
+
+struct Inputs {
+  const void* e = nullptr;           // [N, D]
+  const void* c = nullptr;           // [V, D] or [D, V]
+  const void* labels = nullptr;      // [N]
+  const float* cotangent = nullptr;  // upstream gradient of the loss: one value, or [N] for Reduction::none; null: 1
+};
+
+// Null outputs are not written, except that wanted gradients must be there. Ignored rows get 0 everywhere.
+struct Outputs {
+  float* loss = nullptr;                // one value, or [N] for Reduction::none
+  float* nll = nullptr;                 // [N]
+  float* lse = nullptr;                 // [N]
+  void* d_e = nullptr;                  // [N, D], contiguous
+  void* d_c = nullptr;                  // like the table, contiguous
+  std::int64_t* valid_count = nullptr;  // labels that are not ignore_index
+};
+
+// Same bits for the same problem and plan, for any executor and any number of threads.
+// workspace: at least plan.workspace_bytes, any alignment. executor: null for threads of our own.
+// No two buffers may overlap. After an error other than invalid_argument the outputs are undefined.
+Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace,
+           Executor* executor = nullptr);
+
+// The same, with a workspace of its own for the time of the call.
+Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, Executor* executor = nullptr);
+
+// ------------------------------------------------------------------------------------------------------- names
+
+std::string_view version();
+std::string_view name(DType);
+std::string_view name(HeadLayout);
+std::string_view name(Reduction);
+std::string_view name(Mode);
+std::size_t size_of(DType);
+
+}  // namespace cutloss
+
+#endif  // CUTLOSS_CUTLOSS_HPP_

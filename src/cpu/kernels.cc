@@ -1,0 +1,154 @@
+// Compiles the simd/ headers once per target of kernels.inc and hands out the resulting tables.
+#include "src/cpu/kernels.h"
+
+// SSSE3 and AVX3_DL would add two copies of everything: the first CPUs with FMA have AVX2, and AVX3_DL's
+// additions (integer dot products) are not used.
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+#define HWY_COMPILE_ALL_ATTAINABLE
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/cpu/kernels.cc"
+#include "hwy/foreach_target.h"  // re-includes this file once per target
+#include "hwy/highway.h"
+#include "src/cpu/simd/math-inl.h"
+#include "src/cpu/simd/pack-inl.h"
+#include "src/cpu/simd/products-inl.h"
+#include "src/cpu/simd/softmax-inl.h"
+
+#ifndef CUTLOSS_KERNEL_LINES
+#define CUTLOSS_KERNEL_LINES
+namespace cutloss::cpu {
+namespace {
+
+struct KernelLine {
+  std::int64_t target;
+  const char* name;
+  int rows;
+};
+
+constexpr KernelLine kKernelLines[] = {
+#define CUTLOSS_KERNELS(target, name, rows) {HWY_##target, name, rows},
+#include "src/cpu/kernels.inc"
+#undef CUTLOSS_KERNELS
+};
+
+constexpr KernelLine LineOf(std::int64_t target) {
+  for (const KernelLine& line : kKernelLines) {
+    if (line.target == target) return line;
+  }
+  return {0, "", 0};
+}
+
+}  // namespace
+}  // namespace cutloss::cpu
+#endif  // CUTLOSS_KERNEL_LINES
+
+HWY_BEFORE_NAMESPACE();
+namespace cutloss::cpu {
+namespace HWY_NAMESPACE {
+
+template <int R>
+void SoftmaxOf(float* logits, std::int64_t rows, std::int64_t groups, const std::int64_t* label_row, float softcap,
+               PanelState state, float* weights, float* slopes, float* rescale) {
+  Softmax(logits, rows, groups * R, label_row, softcap, state, weights, slopes, rescale);
+}
+
+template <int R>
+void LogitsGradientOf(float* logits, std::int64_t rows, std::int64_t groups, const std::int64_t* label_row,
+                      float softcap, PanelGradient gradient) {
+  LogitsGradient(logits, rows, groups * R, label_row, softcap, gradient);
+}
+
+inline void ExpForTest(const float* x, std::size_t n, float* y) {
+  const F32 d;
+  for (std::size_t i = 0; i < n; i += kLanes) hn::StoreU(ExpNonPositive(d, hn::LoadU(d, x + i)), d, y + i);
+}
+
+inline void SoftcapForTest(const float* x, std::size_t n, float softcap, float* y, float* slope) {
+  const F32 d;
+  const Vec cap = hn::Set(d, softcap);
+  const Vec inverse_cap = hn::Set(d, 1.0f / softcap);
+  for (std::size_t i = 0; i < n; i += kLanes) {
+    Vec s;
+    hn::StoreU(Softcap(d, hn::LoadU(d, x + i), cap, inverse_cap, s), d, y + i);
+    hn::StoreU(s, d, slope + i);
+  }
+}
+
+template <int R>
+constexpr Kernels MakeKernels(const char* name) {
+  return Kernels{name,
+                 HWY_TARGET,
+                 static_cast<int>(kPanel),
+                 R,
+                 &PackHead<R>,
+                 &Logits<R>,
+                 &SoftmaxOf<R>,
+                 &HiddenGradient<R>,
+                 &LogitsGradientOf<R>,
+                 &HeadGradient<R>,
+                 &MultiplyAddChains<R>,
+                 &ExpForTest,
+                 &SoftcapForTest};
+}
+
+const Kernels* Table() {
+  static constexpr KernelLine kLine = LineOf(HWY_TARGET);
+  static constexpr Kernels kKernels = MakeKernels<kLine.rows>(kLine.name);
+  return &kKernels;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cutloss::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+
+#include <bit>
+#include <vector>
+
+#include "hwy/targets.h"
+
+namespace cutloss::cpu {
+namespace {
+
+HWY_EXPORT(Table);
+
+// Highway's table has one slot per target of the architecture, and a last one for the plain C++ target.
+const Kernels* TableOf(std::int64_t target) {
+#if (HWY_TARGETS & (HWY_TARGETS - 1)) == 0
+  (void)target;
+  return HWY_STATIC_DISPATCH(Table)();
+#else
+  const bool plain = target == HWY_SCALAR || target == HWY_EMU128;
+  const std::int64_t slot = plain ? HWY_CHOSEN_TARGET_MASK_SCALAR : HWY_CHOSEN_TARGET_SHIFT(target);
+  return HWY_DISPATCH_TABLE(Table)[std::countr_zero(static_cast<std::uint64_t>(slot))]();
+#endif
+}
+
+std::vector<const Kernels*> Supported() {
+  std::vector<const Kernels*> found;
+  // The plain C++ target is not in SupportedTargets() where a better baseline exists, yet always runs.
+  const std::int64_t runnable = (hwy::SupportedTargets() | HWY_SCALAR | HWY_EMU128) & HWY_TARGETS;
+  for (const KernelLine& line : kKernelLines) {
+    if (line.target & runnable) found.push_back(TableOf(line.target));
+  }
+  return found;
+}
+
+}  // namespace
+
+std::span<const Kernels* const> supported_kernels() {
+  static const std::vector<const Kernels*> kernels = Supported();
+  return kernels;
+}
+
+const Kernels* find_kernels(std::string_view name) {
+  for (const Kernels* kernels : supported_kernels()) {
+    if (name == kernels->name) return kernels;
+  }
+  return nullptr;
+}
+
+}  // namespace cutloss::cpu
+
+#endif  // HWY_ONCE

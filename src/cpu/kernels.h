@@ -1,0 +1,93 @@
+// The vector kernels, as one struct of function pointers per target; kernels.inc lists the targets.
+//
+// Words and layouts (all f32, 64-byte aligned, W = panel, R = rows of the struct below):
+//   token panel   [D][W]            W tokens side by side, one per vector lane
+//   head tile     [groups][Dp][R]   R vocabulary rows interleaved, Dp = D rounded up to R; groups lie head_stride apart
+//   logits tile   [groups * R][W]   one panel against one head tile; rows beyond the vocabulary hold zeros
+//   token slices  [D / W][tokens][W] the hidden states again, W columns side by side, for products over tokens
+#ifndef CUTLOSS_SRC_CPU_KERNELS_H_
+#define CUTLOSS_SRC_CPU_KERNELS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "cutloss/cutloss.hpp"
+
+namespace cutloss::cpu {
+
+// Running softmax of a panel over every vocabulary entry but the label: one value per lane in each array.
+struct PanelState {
+  float* max;          // largest logit seen; starts at the lowest finite float
+  float* sum;          // sum of exp(logit - max) ...
+  float* sum_error;    // ... and what its additions across tiles have rounded away
+  float* label_logit;  // the label's own logit, lifted out of its tile
+  float* label_slope;  // d softcap / d logit there; 1 without softcap
+};
+
+// What the gradient of a panel's logits needs once the softmax is known: one value per lane.
+struct PanelGradient {
+  const float* max;
+  const float* weight;      // upstream gradient / sum of exp(logit - max) over all entries; 0 in empty lanes
+  const float* label_grad;  // gradient of the label's logit before softcap
+};
+
+struct Kernels {
+  const char* name;
+  std::int64_t highway_target;
+  int panel;  // W: two vectors
+  int rows;   // R: register tile is R x 2 vectors, chosen to fill the register file without spills
+
+  // Head rows [row, row + rows) of a table with element strides (stride_v, stride_d) -> head tile, zero padded.
+  void (*pack_head)(const void* table, DType dtype, std::int64_t stride_v, std::int64_t stride_d, std::int64_t row,
+                    std::int64_t rows, std::int64_t hidden, float* tile);
+
+  // logits[groups * R][W] = head tile x token panel.
+  void (*logits)(const float* head, std::size_t head_stride, std::int64_t groups, const float* tokens,
+                 std::int64_t hidden, float* logits);
+
+  // Softcap, lift the label out, running max and sum; then weights[groups * R][W] = exp(logit - max) * slope, and
+  // rescale[W] = exp(old max - new max). `logits` keeps its values. label_row[W] is the label's row in this tile, or
+  // out of [0, rows). rows <= groups * R; weights beyond rows are set to 0. `slopes` is scratch like a logits tile,
+  // used with softcap only.
+  void (*softmax)(float* logits, std::int64_t rows, std::int64_t groups, const std::int64_t* label_row, float softcap,
+                  PanelState state, float* weights, float* slopes, float* rescale);
+
+  // accumulator[Dp][W] = accumulator * rescale + head tile^T x weights.
+  void (*hidden_gradient)(const float* head, std::size_t head_stride, std::int64_t groups, const float* weights,
+                          std::int64_t padded_hidden, const float* rescale, float* accumulator);
+
+  // In place: logits tile -> gradient of the raw logits. Rows beyond `rows` become 0.
+  void (*logits_gradient)(float* logits, std::int64_t rows, std::int64_t groups, const std::int64_t* label_row,
+                          float softcap, PanelGradient gradient);
+
+  // out[groups * R][out_stride] (+)= gradient x token slices, over `panels` logits tiles lying panel_stride apart.
+  // token_rows is the row count of a slice; out_stride is D rounded up to W.
+  void (*head_gradient)(const float* gradient, std::size_t panel_stride, std::int64_t panels, const float* slices,
+                        std::int64_t token_rows, std::int64_t groups, std::int64_t out_stride, bool accumulate,
+                        float* out);
+
+  // R x 2 independent chains of vector multiply-adds, `iterations` long, with no memory in between: the arithmetic
+  // peak that the products are measured against. 2 * R * 2 * (W / 2) FLOP an iteration.
+  void (*multiply_add_chains)(std::int64_t iterations, float* sink);
+
+  // exp over n floats <= 0, and softcap with its slope: the two functions under the epilogues, for their own tests.
+  void (*exp_for_test)(const float* x, std::size_t n, float* y);
+  void (*softcap_for_test)(const float* x, std::size_t n, float softcap, float* y, float* slope);
+};
+
+// Floats from one group of a head tile to the next: an odd number of 64-byte lines, so that the groups of a tile fall
+// on different L1 sets for every D. With D a power of two they would otherwise all share 3 of the 64 sets.
+constexpr std::size_t head_stride(std::int64_t padded_hidden, int rows) {
+  const std::size_t lines = (static_cast<std::size_t>(padded_hidden) * rows + 4 + 15) / 16;
+  return (lines | 1) * 16;
+}
+
+// Targets of this build that this CPU can run, best first.
+std::span<const Kernels* const> supported_kernels();
+const Kernels* find_kernels(std::string_view name);  // null if not supported
+
+}  // namespace cutloss::cpu
+
+#endif  // CUTLOSS_SRC_CPU_KERNELS_H_

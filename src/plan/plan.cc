@@ -1,0 +1,227 @@
+// The planner: from a problem, limits and a machine to a mode, tile sizes and a workspace. A pure function.
+//
+// It lists the candidates of every legal mode (threads x block sizes), asks map_workspace() what each needs, drops what
+// is over budget, and takes the one with the lowest predicted time. A larger budget only adds candidates, so it never
+// makes the predicted time worse.
+#include <algorithm>
+#include <limits>
+
+#include "src/cpu/kernels.h"
+#include "src/plan/arith.h"
+#include "src/plan/workspace.h"
+#include "src/problem/resolve.h"
+#include "src/problem/text.h"
+
+namespace cutloss {
+namespace {
+
+// Without a budget, mode chunk may take this much: chunks of 512 and more tokens are within 2 % of the fastest.
+constexpr std::uint64_t kDefaultChunkBudget = std::uint64_t{512} << 20;
+constexpr std::int64_t kMaxChunkTokens = 2048;  // more only costs memory, whatever the budget
+constexpr std::int64_t kMaxTokenBlock = 1024;   // E panels and accumulators of a block stay in L3
+constexpr std::int64_t kMaxVocabTile = 224;     // logits and weights of a panel stay in L1
+constexpr std::int64_t kMinTileGroups = 8;      // below, loading and storing accumulators shows
+constexpr std::int64_t kHeadTokens = 512;       // gradient tiles of one step stay in L2
+constexpr std::int64_t kHeadRows = 768;         // vocabulary rows over which packing the tokens again is spread
+constexpr double kFlopsPerThread = 8e6;         // a thread takes 20 us to start, about 2 MFLOP of work
+
+double units_of(const Problem& p, Mode mode) {
+  switch (mode) {
+    case Mode::loss: return 1;
+    case Mode::stream: return 2;
+    case Mode::chunk: return p.want_d_e ? 3 : 2;
+    case Mode::recompute: return p.want_d_e ? 4 : 3;
+    case Mode::automatic: break;
+  }
+  return 0;
+}
+
+std::vector<Mode> legal_modes(const Problem& p) {
+  if (p.want_d_c) return {Mode::chunk, Mode::recompute};
+  return {p.want_d_e ? Mode::stream : Mode::loss};
+}
+
+std::int64_t vocab_tile(const Problem& p, const cpu::Kernels& kernels, const Machine& machine) {
+  const std::int64_t row_bytes = round_up(p.hidden, kernels.rows) * 4;
+  std::int64_t rows = static_cast<std::int64_t>(machine.l2_bytes / 2) / row_bytes / kernels.rows * kernels.rows;
+  rows = std::clamp(rows, kMinTileGroups * kernels.rows, kMaxVocabTile / kernels.rows * kernels.rows);
+  return std::min(rows, round_up(p.vocab, kernels.rows));
+}
+
+// Time in units of one product over all N tokens on one thread. Packing a head tile costs about as much as W tokens of
+// products (1 cycle an element, memory included), so a block of B tokens pays 1 + W / B.
+double predicted_time(const Plan& plan, const Geometry& g) {
+  const Problem& p = plan.problem;
+  const double w = static_cast<double>(g.panel);
+  const double at_once =
+      static_cast<double>(plan.mode == Mode::chunk ? std::min(plan.chunk_tokens, p.tokens) : p.tokens);
+  const double block = std::min(static_cast<double>(plan.token_block), std::max(at_once, 1.0));
+  const double loss_tasks = static_cast<double>(ceil_div(static_cast<std::int64_t>(at_once), plan.token_block)) *
+                            static_cast<double>(plan.vocab_slices);
+  const double rounds =
+      std::max(1.0, static_cast<double>(ceil_div(static_cast<std::int64_t>(loss_tasks), plan.threads)));
+  const double loss_speed = std::max(loss_tasks, 1.0) / rounds;
+  double time = ((p.want_d_e ? 2 : 1) + w / block) / loss_speed;
+  if (p.want_d_c) {
+    const double head_tasks = static_cast<double>(ceil_div(g.tiles, plan.head_tiles));
+    const double head_speed = std::min(head_tasks, static_cast<double>(plan.threads));
+    const double products = plan.mode == Mode::chunk ? 1 : 2;
+    // chunk reads and writes dC once per chunk; recompute packs the tokens twice per task.
+    const double overhead = plan.mode == Mode::chunk ? 24 / std::max(at_once, 1.0)
+                                                     : 2 * w / static_cast<double>(plan.head_tiles * g.tile_rows) +
+                                                           4 / static_cast<double>(plan.head_tokens);
+    time += (products + overhead) / head_speed;
+  }
+  return time;
+}
+
+std::vector<std::int64_t> halvings(std::int64_t from, std::int64_t step) {
+  std::vector<std::int64_t> sizes;
+  for (std::int64_t size = round_up(from, step);; size = round_up(size / 2, step)) {
+    sizes.push_back(size);
+    if (size == step) return sizes;
+  }
+}
+
+// One mode with its block sizes still open.
+struct Shape {
+  std::int64_t token_block;
+  std::int64_t chunk_tokens;
+  int threads;
+};
+
+Plan fill(const Problem& p, Mode mode, const cpu::Kernels& kernels, std::int64_t tile, const Shape& shape,
+          bool smallest) {
+  Plan plan;
+  plan.problem = p;
+  plan.mode = mode;
+  plan.target = kernels.name;
+  plan.threads = shape.threads;
+  plan.token_block = shape.token_block;
+  plan.vocab_tile = tile;
+  plan.chunk_tokens = shape.chunk_tokens;
+  const std::int64_t tiles = ceil_div(p.vocab, tile);
+  const std::int64_t at_once = mode == Mode::chunk ? shape.chunk_tokens : p.tokens;
+  const std::int64_t blocks = std::max<std::int64_t>(1, ceil_div(at_once, shape.token_block));
+  // With too few tokens for every thread to have a block of its own, threads share a block by parts of the vocabulary.
+  if (blocks < shape.threads)
+    plan.vocab_slices = std::min(ceil_div(shape.threads, blocks), std::max<std::int64_t>(1, tiles / 8));
+  if (p.want_d_c) {
+    const std::int64_t tokens = round_up(std::max<std::int64_t>(at_once, 1), kernels.panel);
+    plan.head_tokens = smallest ? kernels.panel : std::min(round_up(kHeadTokens, kernels.panel), tokens);
+    plan.head_tiles = 1;
+    if (mode == Mode::recompute && !smallest) {
+      plan.head_tiles =
+          std::clamp<std::int64_t>(tiles / (4 * shape.threads), 1, std::max<std::int64_t>(1, kHeadRows / tile));
+    }
+  }
+  plan.units = units_of(p, mode);
+  plan.flops =
+      plan.units * 2 * static_cast<double>(p.tokens) * static_cast<double>(p.vocab) * static_cast<double>(p.hidden);
+  plan.workspace_bytes = map_workspace(plan, nullptr).bytes;
+  return plan;
+}
+
+struct Choice {
+  std::optional<Plan> best;
+  double best_time = std::numeric_limits<double>::infinity();
+  std::uint64_t smallest = std::numeric_limits<std::uint64_t>::max();  // bytes of the mode's smallest plan
+};
+
+Choice choose(const Problem& p, Mode mode, const cpu::Kernels& kernels, const Machine& machine, int threads,
+              std::uint64_t budget) {
+  Choice choice;
+  const auto consider = [&](std::int64_t tile, const Shape& shape, bool smallest) {
+    Plan plan = fill(p, mode, kernels, tile, shape, smallest);
+    choice.smallest = std::min(choice.smallest, plan.workspace_bytes);
+    if (plan.workspace_bytes > budget) return;
+    const double time = predicted_time(plan, geometry_of(plan));
+    if (time < choice.best_time) {
+      choice.best_time = time;
+      choice.best = std::move(plan);
+    }
+  };
+
+  const std::int64_t w = kernels.panel;
+  const std::int64_t tile = vocab_tile(p, kernels, machine);
+  const std::int64_t tokens = std::max<std::int64_t>(p.tokens, 1);
+  std::vector<std::int64_t> chunks = {0};
+  if (mode == Mode::chunk) chunks = halvings(std::min(tokens, kMaxChunkTokens), w);
+  for (const std::int64_t chunk : chunks) {
+    const std::int64_t at_once = mode == Mode::chunk ? std::min(chunk, tokens) : tokens;
+    for (int t = threads; t >= 1; --t) {
+      // The largest block that gives every thread the same number of blocks.
+      const std::int64_t even = ceil_div(at_once, round_up(ceil_div(at_once, kMaxTokenBlock), t));
+      for (const std::int64_t block : halvings(std::max(even, std::min(at_once, 8 * w)), w)) {
+        consider(tile, {block, chunk, t}, false);
+      }
+    }
+    consider(kernels.rows, {w, chunk, 1}, true);
+  }
+  return choice;
+}
+
+Status over_budget(std::uint64_t budget, std::uint64_t smallest, const std::vector<Rejection>& rejected) {
+  std::string reasons;
+  for (const Rejection& r : rejected) reasons += text("; ", name(r.mode), ": ", r.reason);
+  return Status(StatusCode::budget_too_small,
+                text("budget is ", budget, " bytes; the smallest that works here is ", smallest, " bytes", reasons));
+}
+
+}  // namespace
+
+Result<Plan> make_plan(const Problem& problem, const Limits& limits, const Machine& machine) {
+  if (Status s = validate(problem); !s.ok()) return s;
+  const cpu::Kernels* kernels = cpu::find_kernels(machine.target);
+  if (kernels == nullptr) {
+    return Status(StatusCode::unavailable, text("kernel target \"", machine.target, "\" is not in this build or CPU"));
+  }
+  if (limits.threads < 0) return invalid("threads is ", limits.threads, "; it must be 0 (choose) or more");
+
+  const std::vector<Mode> legal = legal_modes(problem);
+  if (limits.mode != Mode::automatic && std::find(legal.begin(), legal.end(), limits.mode) == legal.end()) {
+    std::string names;
+    for (const Mode mode : legal) names += text(names.empty() ? "" : " or ", "\"", name(mode), "\"");
+    return invalid("mode is \"", name(limits.mode), "\"; with gradients wanted of ",
+                   problem.want_d_c ? (problem.want_d_e ? "e and c" : "c") : (problem.want_d_e ? "e" : "nothing"),
+                   " it must be \"auto\" or ", names);
+  }
+
+  const double flops = 2.0 * static_cast<double>(problem.tokens) * static_cast<double>(problem.vocab) *
+                       static_cast<double>(problem.hidden) * units_of(problem, legal.front());
+  const int wanted = limits.threads > 0 ? limits.threads : std::max(machine.threads, 1);
+  const int threads = std::clamp(static_cast<int>(std::min(flops / kFlopsPerThread, 1e6)), 1, wanted);
+
+  constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
+  Choice best;
+  std::uint64_t smallest = kUnlimited;
+  std::vector<Rejection> rejected;
+  for (const Mode mode : legal) {
+    if (limits.mode != Mode::automatic && limits.mode != mode) {
+      rejected.push_back({mode, "another mode was asked for"});
+      continue;
+    }
+    std::uint64_t budget = limits.budget_bytes.value_or(kUnlimited);
+    // Asked for by name and without a budget, chunk takes what its smallest chunk needs.
+    if (mode == Mode::chunk && !limits.budget_bytes) budget = kDefaultChunkBudget;
+    Choice choice = choose(problem, mode, *kernels, machine, threads, budget);
+    if (!choice.best && mode == limits.mode && !limits.budget_bytes) {
+      choice = choose(problem, mode, *kernels, machine, threads, choice.smallest);
+    }
+    smallest = std::min(smallest, choice.smallest);
+    if (!choice.best) {
+      rejected.push_back({mode, text("needs ", choice.smallest, " bytes, over the ",
+                                     limits.budget_bytes ? "budget of " : "default limit of ", budget)});
+    } else if (choice.best_time < best.best_time) {
+      if (best.best) rejected.push_back({best.best->mode, "predicted slower"});
+      best = std::move(choice);
+    } else {
+      rejected.push_back({mode, text("predicted slower (", units_of(problem, mode), "u)")});
+    }
+  }
+  if (!best.best) return over_budget(limits.budget_bytes.value_or(kUnlimited), smallest, rejected);
+  best.best->rejected = std::move(rejected);
+  return std::move(*best.best);
+}
+
+}  // namespace cutloss

@@ -1,0 +1,65 @@
+#include "cutloss/cutloss.hpp"
+#include "src/problem/resolve.h"
+#include "src/problem/text.h"
+
+namespace cutloss {
+namespace {
+
+class JsonObject {
+ public:
+  template <typename T>
+  void number(const char* key, const T& value) {
+    body_ += text(body_.empty() ? "" : ", ", "\"", key, "\": ", value);
+  }
+  void string(const char* key, std::string_view value) {
+    number(key, text("\"", value, "\""));  // names and reasons are ours: nothing in them needs escaping
+  }
+  std::string str() const { return "{" + body_ + "}"; }
+
+ private:
+  std::string body_;
+};
+
+}  // namespace
+
+std::string Plan::json() const {
+  const Problem& p = problem;
+  const auto elements = [](std::int64_t rows, std::int64_t columns, DType dtype) {
+    return static_cast<std::uint64_t>(rows) * static_cast<std::uint64_t>(columns) * size_of(dtype);
+  };
+  const std::uint64_t inputs = elements(p.tokens, p.hidden, p.e_dtype) + elements(p.vocab, p.hidden, p.c_dtype) +
+                               elements(p.tokens, 1, p.label_dtype);
+  const std::uint64_t gradients = (p.want_d_e ? elements(p.tokens, p.hidden, d_e_dtype(p)) : 0) +
+                                  (p.want_d_c ? elements(p.vocab, p.hidden, d_c_dtype(p)) : 0);
+  std::string reasons;
+  for (const Rejection& r : rejected) {
+    JsonObject item;
+    item.string("mode", name(r.mode));
+    item.string("reason", r.reason);
+    reasons += (reasons.empty() ? "" : ", ") + item.str();
+  }
+
+  JsonObject json;
+  json.string("mode", name(mode));
+  json.string("target", target);
+  json.number("threads", threads);
+  json.number("tokens", p.tokens);
+  json.number("hidden", p.hidden);
+  json.number("vocab", p.vocab);
+  json.number("token_block", token_block);
+  json.number("vocab_tile", vocab_tile);
+  json.number("vocab_slices", vocab_slices);
+  json.number("chunk_tokens", chunk_tokens);
+  json.number("head_tokens", head_tokens);
+  json.number("head_tiles", head_tiles);
+  json.number("units", units);
+  json.number("flops", static_cast<std::uint64_t>(flops));
+  json.number("workspace_bytes", workspace_bytes);
+  json.number("input_bytes", inputs);
+  json.number("gradient_bytes", gradients);
+  json.number("predicted_peak_bytes", inputs + gradients + workspace_bytes);
+  json.number("rejected", "[" + reasons + "]");
+  return json.str();
+}
+
+}  // namespace cutloss

@@ -1,0 +1,193 @@
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "src/cpu/kernels.h"
+#include "src/cpu/test_problem.h"
+#include "src/plan/workspace.h"
+
+namespace cutloss {
+namespace {
+
+Machine machine(int threads = 2) { return testing::machine_for(available_targets().front(), threads); }
+
+Problem problem(std::int64_t n, std::int64_t v, std::int64_t d, bool d_e, bool d_c, DType dtype = DType::f32) {
+  Problem p;
+  p.tokens = n;
+  p.vocab = v;
+  p.hidden = d;
+  p.want_d_e = d_e;
+  p.want_d_c = d_c;
+  p.e_dtype = p.c_dtype = dtype;
+  return p;
+}
+
+Result<Plan> plan_with(const Problem& p, std::optional<std::uint64_t> budget, Mode mode = Mode::automatic) {
+  Limits limits;
+  limits.budget_bytes = budget;
+  limits.mode = mode;
+  return make_plan(p, limits, machine());
+}
+
+TEST(Plan, TakesTheCheapestModeOfEachRequest) {
+  EXPECT_EQ(plan_with(problem(512, 4096, 64, false, false), {})->mode, Mode::loss);
+  EXPECT_EQ(plan_with(problem(512, 4096, 64, true, false), {})->mode, Mode::stream);
+  EXPECT_EQ(plan_with(problem(512, 4096, 64, true, true), {})->mode, Mode::chunk);
+  EXPECT_EQ(plan_with(problem(512, 4096, 64, false, true), {})->mode, Mode::chunk);
+}
+
+TEST(Plan, CountsUnitsByTheProductsThatAreMade) {
+  EXPECT_EQ(plan_with(problem(9, 9, 9, false, false), {})->units, 1);
+  EXPECT_EQ(plan_with(problem(9, 9, 9, true, false), {})->units, 2);
+  EXPECT_EQ(plan_with(problem(9, 9, 9, true, true), {}, Mode::chunk)->units, 3);
+  EXPECT_EQ(plan_with(problem(9, 9, 9, false, true), {}, Mode::chunk)->units, 2);
+  EXPECT_EQ(plan_with(problem(9, 9, 9, true, true), {}, Mode::recompute)->units, 4);
+  EXPECT_EQ(plan_with(problem(9, 9, 9, false, true), {}, Mode::recompute)->units, 3);
+}
+
+TEST(Plan, BudgetTooSmallNamesTheSmallestThatWorks) {
+  for (const bool d_c : {false, true}) {
+    const Problem p = problem(4096, 32000, 256, true, d_c);
+    const Result<Plan> refused = plan_with(p, 0);
+    ASSERT_EQ(refused.status().code(), StatusCode::budget_too_small);
+    const std::string& message = refused.status().message();
+    const std::string key = "smallest that works here is ";
+    const std::uint64_t smallest = std::stoull(message.substr(message.find(key) + key.size()));
+    EXPECT_TRUE(plan_with(p, smallest).ok());
+    EXPECT_FALSE(plan_with(p, smallest - 1).ok());
+    EXPECT_LE(plan_with(p, smallest)->workspace_bytes, smallest);
+  }
+}
+
+TEST(Plan, StaysInTheBudgetAndGrowsWithIt) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const Problem p = problem(32768, 262144, 64, true, true, dtype);
+    std::int64_t chunk = 0;
+    bool chunked = false;
+    for (int shift = 20; shift <= 40; ++shift) {
+      const std::uint64_t budget = std::uint64_t{1} << shift;
+      const Result<Plan> plan = plan_with(p, budget);
+      if (!plan.ok()) {
+        EXPECT_EQ(plan.status().code(), StatusCode::budget_too_small);
+        EXPECT_FALSE(chunked) << "a larger budget was refused";
+        continue;
+      }
+      EXPECT_LE(plan->workspace_bytes, budget);
+      EXPECT_TRUE(!chunked || plan->mode == Mode::chunk) << "a larger budget chose a costlier mode";
+      chunked = chunked || plan->mode == Mode::chunk;
+      EXPECT_GE(plan->chunk_tokens, chunk) << "the chunk fell as the budget grew";
+      chunk = plan->chunk_tokens;
+      EXPECT_LE(plan->workspace_bytes, std::uint64_t{3} << 30) << "a huge budget is not a reason to use it all";
+    }
+    EXPECT_TRUE(chunked);
+  }
+}
+
+TEST(Plan, WithoutABudgetTheWorkspaceIsBounded) {
+  EXPECT_LE(plan_with(problem(32768, 262144, 64, true, true), {})->workspace_bytes, std::uint64_t{512} << 20);
+  EXPECT_LE(plan_with(problem(2048, 262144, 640, true, false), {})->workspace_bytes, std::uint64_t{64} << 20);
+  EXPECT_LE(plan_with(problem(2048, 262144, 640, true, true), {}, Mode::recompute)->workspace_bytes,
+            std::uint64_t{64} << 20);
+}
+
+// 8 GiB of f32 logits: nothing of a plan may be of that order, whatever the mode.
+TEST(Plan, WorkspaceOfStreamAndRecomputeDoesNotGrowWithVocabulary) {
+  for (const Mode mode : {Mode::stream, Mode::recompute}) {
+    const std::uint64_t small =
+        plan_with(problem(8192, 32000, 256, true, mode == Mode::recompute), {}, mode)->workspace_bytes;
+    const std::uint64_t large =
+        plan_with(problem(8192, 512000, 256, true, mode == Mode::recompute), {}, mode)->workspace_bytes;
+    EXPECT_LE(large, small + small / 100) << name(mode);
+  }
+}
+
+TEST(Plan, IllegalModeNamesTheLegalOnes) {
+  const auto message = [](bool d_e, bool d_c, Mode mode) {
+    return plan_with(problem(8, 8, 8, d_e, d_c), {}, mode).status().message();
+  };
+  EXPECT_NE(message(true, true, Mode::stream).find("\"chunk\" or \"recompute\""), std::string::npos);
+  EXPECT_NE(message(true, false, Mode::chunk).find("\"stream\""), std::string::npos);
+  EXPECT_NE(message(false, false, Mode::stream).find("\"loss\""), std::string::npos);
+}
+
+TEST(Plan, UnknownTargetIsUnavailable) {
+  Machine other = machine();
+  other.target = "avx9000";
+  const Result<Plan> plan = make_plan(problem(8, 8, 8, true, false), {}, other);
+  EXPECT_EQ(plan.status().code(), StatusCode::unavailable);
+}
+
+TEST(Plan, IsAPureFunction) {
+  const Problem p = problem(777, 5000, 96, true, true);
+  EXPECT_EQ(plan_with(p, {})->json(), plan_with(p, {})->json());
+}
+
+TEST(Plan, TilesFollowTheCacheSize) {
+  Machine small = machine();
+  Machine large = machine();
+  small.l2_bytes = 256 << 10;
+  large.l2_bytes = 2 << 20;
+  const Problem p = problem(2048, 262144, 1024, true, false);
+  EXPECT_LT(make_plan(p, {}, small)->vocab_tile, make_plan(p, {}, large)->vocab_tile);
+  const int rows = cpu::find_kernels(machine().target)->rows;
+  EXPECT_EQ(make_plan(p, {}, small)->vocab_tile % rows, 0);
+}
+
+TEST(Validate, EachBadFieldIsNamed) {
+  const auto refuses = [](const Problem& p, const std::string& word) {
+    const Status status = validate(p);
+    EXPECT_EQ(status.code(), StatusCode::invalid_argument) << word;
+    EXPECT_NE(status.message().find(word), std::string::npos) << status.message();
+  };
+  const Problem good = problem(4, 4, 4, true, true);
+  EXPECT_TRUE(validate(good).ok());
+  Problem p = good;
+  p.vocab = 0;
+  refuses(p, "vocab");
+  p = good;
+  p.hidden = 0;
+  refuses(p, "hidden");
+  p = good;
+  p.tokens = -1;
+  refuses(p, "tokens");
+  p = good;
+  p.tokens = p.hidden = std::int64_t{1} << 40;
+  refuses(p, "tokens x hidden");
+  p = good;
+  p.vocab = std::int64_t{1} << 62;
+  refuses(p, "vocab x hidden");
+  for (const float cap : {0.0f, -1.0f, std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    p = good;
+    p.softcap = cap;
+    refuses(p, "softcap");
+  }
+  p = good;
+  p.label_dtype = DType::f32;
+  refuses(p, "label_dtype");
+  p = good;
+  p.e_dtype = DType::i32;
+  refuses(p, "e_dtype");
+  p = good;
+  p.c_strides = Strides{std::numeric_limits<std::int64_t>::min(), 1};
+  refuses(p, "stride");
+}
+
+TEST(Run, MissingAndOverlappingBuffersAreNamed) {
+  testing::Case test = testing::Case::random(6, 9, 4, 1);
+  test.problem.want_d_e = true;
+  const Plan plan = plan_with(test.problem, {}).value();
+  std::vector<float> d_e(24);
+  float loss = 0;
+  Outputs out;
+  out.loss = &loss;
+  EXPECT_NE(run(plan, test.inputs(), out).message().find("d_e is null"), std::string::npos);
+  out.d_e = test.e.data();
+  EXPECT_NE(run(plan, test.inputs(), out).message().find("e and d_e overlap"), std::string::npos);
+  out.d_e = d_e.data();
+  std::byte tiny[8];
+  EXPECT_NE(run(plan, test.inputs(), out, tiny).message().find("workspace has 8 bytes"), std::string::npos);
+  EXPECT_TRUE(run(plan, test.inputs(), out).ok());
+}
+
+}  // namespace
+}  // namespace cutloss
