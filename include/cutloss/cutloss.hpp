@@ -140,7 +140,7 @@ std::vector<std::string> available_targets();
 struct Limits {
   Mode mode = Mode::automatic;
   std::optional<std::uint64_t> budget_bytes;  // for the workspace: memory beyond inputs and requested outputs
-  int threads = 0;                            // 0: as many as the machine allows and the work is worth
+  int threads = 0;  // most threads; 0: as many as the machine allows and the work is worth
 };
 
 struct Rejection {

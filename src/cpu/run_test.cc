@@ -215,6 +215,16 @@ TEST_P(EveryTarget, NanOrInfInAValidRowReachesTheLoss) {
   }
 }
 
+// Logits inf and -inf: the running sum over the others is 0, which must not read as a loss of 0.
+TEST_P(EveryTarget, AnInfiniteLabelLogitIsNotCertainty) {
+  Case test = Case::random(1, 2, 1, 13, 1.0f, DType::f32, false);
+  test.e.set(0, std::numeric_limits<float>::infinity());
+  test.c.set(0, 1.0f);
+  test.c.set(1, -1.0f);
+  test.labels = {0};
+  EXPECT_FALSE(std::isfinite(testing::run_plan(plan(test.problem).value(), test.inputs()).loss[0]));
+}
+
 TEST_P(EveryTarget, NothingValidIsZeroNotNan) {
   for (const std::int64_t n : {0, 6}) {
     for (const Reduction reduction : {Reduction::mean, Reduction::sum, Reduction::none}) {

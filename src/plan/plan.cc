@@ -189,8 +189,8 @@ Result<Plan> make_plan(const Problem& problem, const Limits& limits, const Machi
 
   const double flops = 2.0 * static_cast<double>(problem.tokens) * static_cast<double>(problem.vocab) *
                        static_cast<double>(problem.hidden) * units_of(problem, legal.front());
-  const int wanted = limits.threads > 0 ? limits.threads : std::max(machine.threads, 1);
-  const int threads = std::clamp(static_cast<int>(std::min(flops / kFlopsPerThread, 1e6)), 1, wanted);
+  const int worth = static_cast<int>(std::clamp(flops / kFlopsPerThread, 1.0, 65536.0));
+  const int threads = limits.threads > 0 ? limits.threads : std::clamp(machine.threads, 1, worth);
 
   constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
   Choice best;

@@ -105,6 +105,7 @@ Reference linear_cross_entropy(const Problem& p, const Inputs& in, const Options
     const double g = bad ? nan : cotangent * scale;
     const double weight_error =
         relative + (options.additions + (cap > 0 ? 8 : 0)) * u + (cap > 0 ? 4 * z_err / cap : 0);
+    const double flushed = bad ? 0 : 2 * std::max(std::abs(g), 1.0) * 0x1p-126;
     for (std::size_t v = 0; v < V; ++v) {
       // p_y - 1 as a sum of the others, not by subtraction.
       double dz = std::exp(z[v] - lse);
@@ -116,9 +117,9 @@ Reference linear_cross_entropy(const Problem& p, const Inputs& in, const Options
       for (std::size_t d = 0; d < D; ++d) {
         const std::size_t at = v * static_cast<std::size_t>(ds.v) + d * static_cast<std::size_t>(ds.d);
         r.d_e[i * D + d] += dz * c[v * D + d];
-        r.d_e_bound[i * D + d] += std::abs(dz * c[v * D + d]) * weight_error;
+        r.d_e_bound[i * D + d] += std::abs(dz * c[v * D + d]) * weight_error + std::abs(flushed * c[v * D + d]);
         r.d_c[at] += dz * ei[d];
-        r.d_c_bound[at] += std::abs(dz * ei[d]) * weight_error;
+        r.d_c_bound[at] += std::abs(dz * ei[d]) * weight_error + std::abs(flushed * ei[d]);
       }
     }
   }
