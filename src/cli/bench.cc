@@ -1,0 +1,160 @@
+// cutloss bench: time of the whole loss on random data, as a share of what this machine can do. A wrong result is not
+// timed: 16 rows of everything are compared with float64 first.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "src/cli/bench_sample.h"
+#include "src/cli/cli.h"
+#include "src/cli/data.h"
+#include "src/cli/options.h"
+#include "src/cpu/peak.h"
+
+namespace cutloss::cli {
+namespace {
+
+// One stream of random numbers for every 64 Ki elements, so that threads share the work; a table of 262144 x 2304
+// would take a single one seconds.
+void fill(DType dtype, std::vector<std::byte>& array, float scale, std::uint64_t seed, int threads) {
+  constexpr std::int64_t kPart = 1 << 16;
+  const std::int64_t count = static_cast<std::int64_t>(array.size() / size_of(dtype));
+  const auto executor = make_thread_executor(threads);
+  executor->parallel_for((count + kPart - 1) / kPart, [&](std::int64_t part, int) {
+    Random random(seed + static_cast<std::uint64_t>(part) * 0x10001);
+    for (std::int64_t i = part * kPart; i < std::min(count, (part + 1) * kPart); ++i) {
+      store(dtype, array.data(), i, scale * random.normal());
+    }
+  });
+}
+
+Status run_once(const Plan& plan, BenchArrays& a) {
+  return run(plan, {.e = a.e.data(), .c = a.c.data(), .labels = a.labels.data()},
+             {.loss = plan.problem.reduction == Reduction::none ? a.losses.data() : &a.loss,
+              .nll = a.nll.data(),
+              .lse = a.lse.data(),
+              .d_e = plan.problem.want_d_e ? a.d_e.data() : nullptr,
+              .d_c = plan.problem.want_d_c ? a.d_c.data() : nullptr},
+             a.workspace);
+}
+
+// bf16 results carry the rounding to 8 significant bits, 2^-9 at most; f32 ones the rounding of sums of D and V terms,
+// seen below 2e-6 at D = 2304, V = 262144. A kernel that is wrong is wrong by far more than either.
+bool acceptable(const SampledErrors& errors, const Problem& p) {
+  const auto limit = [](DType dtype) { return dtype == DType::bf16 ? 0x1p-8 : 1e-4; };
+  return errors.nll <= 1e-4 && errors.d_e <= limit(p.d_e_dtype.value_or(p.e_dtype)) &&
+         errors.d_c <= limit(p.d_c_dtype.value_or(p.c_dtype));
+}
+
+int bench(const ProblemOptions& options, int reps, std::uint64_t seed, bool json) {
+  const Result<Machine> machine = options.machine();
+  if (!machine.ok()) return report(machine.status());
+  const Result<Plan> made = make_plan(options.problem(), options.limits(), machine.value());
+  if (!made.ok()) return report(made.status());
+  const Plan& plan = made.value();
+  const Problem& p = plan.problem;
+  if (p.tokens < 1) return report_usage(fmt::format("--n {}: nothing to time, give at least 1", p.tokens));
+
+  BenchArrays a;
+  a.e = array_of(p.e_dtype, p.tokens * p.hidden);
+  a.c = array_of(p.c_dtype, p.vocab * p.hidden);
+  fill(p.e_dtype, a.e, 1.0f, seed, machine->threads);
+  // Logits of variance 4: neither flat nor settled on one word.
+  fill(p.c_dtype, a.c, 2.0f / std::sqrt(static_cast<float>(p.hidden)), ~seed, machine->threads);
+  Random random(seed);
+  a.labels.resize(static_cast<std::size_t>(p.tokens));
+  for (std::int64_t& label : a.labels) {
+    do {
+      label = random.below(p.vocab);
+    } while (label == p.ignore_index && p.vocab > 1);
+  }
+  a.nll.resize(a.labels.size());
+  a.lse.resize(a.labels.size());
+  a.losses.resize(a.labels.size());
+  if (p.want_d_e) a.d_e = array_of(p.d_e_dtype.value_or(p.e_dtype), p.tokens * p.hidden);
+  if (p.want_d_c) a.d_c = array_of(p.d_c_dtype.value_or(p.c_dtype), p.vocab * p.hidden);
+  a.workspace.resize(plan.workspace_bytes);
+
+  const Status warm = run_once(plan, a);
+  if (!warm.ok()) return report(warm);
+  const SampledErrors errors = sampled_errors(p, a, machine->threads);
+  const std::string error_text = fmt::format("nll {:.2g} absolute, dE {:.2g}, dC {:.2g} relative to a row's norm",
+                                             errors.nll, errors.d_e, errors.d_c);
+  if (!acceptable(errors, p)) {
+    fmt::print(stderr, "cutloss: error: wrong result, not timed; errors of {} rows against float64: {}\n", kSampledRows,
+               error_text);
+    return kCheckFailed;
+  }
+
+  std::vector<double> seconds;
+  for (int rep = 0; rep < reps; ++rep) {
+    const auto start = std::chrono::steady_clock::now();
+    const Status status = run_once(plan, a);
+    if (!status.ok()) return report(status);
+    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  std::sort(seconds.begin(), seconds.end());
+  const double median = seconds[seconds.size() / 2], least = seconds.front(), most = seconds.back();
+  const double gflops = plan.flops / median / 1e9;
+  const double peak = cpu::measure_peak_gflops(plan.target, plan.threads);
+
+  if (json) {
+    Json out = {{"version", version()},
+                {"n", p.tokens},
+                {"v", p.vocab},
+                {"d", p.hidden},
+                {"e_dtype", name(p.e_dtype)},
+                {"c_dtype", name(p.c_dtype)},
+                {"head_layout", name(p.head_layout)},
+                {"frozen", !p.want_d_c},
+                {"reps", reps},
+                {"seconds_median", median},
+                {"seconds_min", least},
+                {"seconds_max", most},
+                {"gflops", gflops},
+                {"peak_gflops", peak},
+                {"peak_share", gflops / peak},
+                {"errors", {{"nll", errors.nll}, {"d_e", errors.d_e}, {"d_c", errors.d_c}}},
+                {"plan", parse_json(plan.json())}};
+    print_json(out);
+    return kOk;
+  }
+  std::vector<std::pair<std::string, std::string>> facts = plan_facts(plan);
+  facts.insert(
+      facts.end(),
+      {{"errors", error_text},
+       {"time", fmt::format("median {} of {}, best {}, worst {} (+{:.0f} % on the best)", human_seconds(median), reps,
+                            human_seconds(least), human_seconds(most), 100 * (most / least - 1))},
+       {"speed", fmt::format("{:.1f} GFLOP/s, {:.0f} % of the {:.1f} that {} thread{} reach here "
+                             "with multiply-adds alone",
+                             gflops, 100 * gflops / peak, peak, plan.threads, plan.threads == 1 ? "" : "s")}});
+  print_facts(facts);
+  return kOk;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, int& code) {
+  CLI::App* const command = app.add_subcommand("bench", "Time the loss and its gradients on random data");
+  command->footer(
+      "Examples:\n"
+      "  cutloss bench --n 1024 --v 262144 --d 640 --dtype bf16 --frozen\n"
+      "  cutloss bench --n 512 --v 32768 --d 640 --mode recompute --threads 1 --reps 11 --json");
+  static ProblemOptions options;
+  static int reps = 5;
+  static std::uint64_t seed = 1;
+  static bool json = false;
+  options.add_shape(*command);
+  options.add_objective(*command);
+  options.add_limits(*command);
+  command->add_option("--reps", reps, "Timed runs, after one to warm up")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--seed", seed, "Of the data")->capture_default_str();
+  command->add_flag("--json", json, "Print JSON");
+  command->callback([&code] { code = bench(options, reps, seed, json); });
+}
+
+}  // namespace cutloss::cli

@@ -1,0 +1,176 @@
+#include "src/cli/npy.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+
+namespace cutloss::cli {
+namespace {
+
+Status bad(std::string message) { return {StatusCode::invalid_argument, std::move(message)}; }
+
+std::size_t size_of(NpyType type) {
+  switch (type) {
+    case NpyType::i8:
+    case NpyType::u8: return 1;
+    case NpyType::bf16:
+    case NpyType::i16:
+    case NpyType::u16: return 2;
+    case NpyType::f32:
+    case NpyType::i32:
+    case NpyType::u32: return 4;
+    case NpyType::i64:
+    case NpyType::u64: return 8;
+  }
+  return 0;
+}
+
+// Bytes of the data, or nothing when they overflow.
+std::optional<std::size_t> data_bytes(const NpyHeader& header) {
+  std::size_t bytes = size_of(header.type);
+  for (const std::int64_t extent : header.shape) {
+    if (extent == 0) return 0;
+  }
+  for (const std::int64_t extent : header.shape) {
+    if (__builtin_mul_overflow(bytes, static_cast<std::size_t>(extent), &bytes)) return std::nullopt;
+  }
+  if (bytes > static_cast<std::size_t>(std::numeric_limits<std::int64_t>::max())) return std::nullopt;
+  return bytes;
+}
+
+std::vector<std::int64_t> strides_of(const NpyHeader& header) {
+  const std::size_t rank = header.shape.size();
+  std::vector<std::int64_t> strides(rank, 1);
+  if (data_bytes(header) == 0u) return strides;  // the other extents may be as large as they like
+  std::int64_t step = 1;
+  for (std::size_t k = 0; k < rank; ++k) {
+    const std::size_t axis = header.fortran_order ? k : rank - 1 - k;
+    strides[axis] = step;
+    step *= header.shape[axis];
+  }
+  return strides;
+}
+
+}  // namespace
+
+std::int64_t NpyArray::size() const {
+  std::int64_t product = 1;
+  if (std::count(shape.begin(), shape.end(), 0) != 0) return 0;
+  for (const std::int64_t extent : shape) product *= extent;
+  return product;
+}
+
+std::string NpyArray::shape_text() const { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+
+Result<NpyArray> read_npy(const std::string& path) {
+  const auto fail = [&](std::string_view why) { return bad(fmt::format("{}: {}", path, why)); };
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (file < 0) return fail(std::strerror(errno));
+  const std::shared_ptr<const void> closer(nullptr, [file](const void*) { close(file); });
+  struct stat info = {};
+  if (fstat(file, &info) != 0) return fail(std::strerror(errno));
+  if (!S_ISREG(info.st_mode)) return fail("not a regular file");
+  if (info.st_size == 0) return fail("file is empty");
+  const std::size_t bytes = static_cast<std::size_t>(info.st_size);
+  void* const memory = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file, 0);
+  if (memory == MAP_FAILED) return fail(std::strerror(errno));
+
+  NpyArray array;
+  array.mapping = std::shared_ptr<const void>(memory, [bytes](const void* p) { munmap(const_cast<void*>(p), bytes); });
+  const char* const begin = static_cast<const char*>(memory);
+  const Result<NpyHeader> header = parse_npy_header({begin, bytes});
+  if (!header.ok()) return fail(header.status().message());
+  const std::optional<std::size_t> wanted = data_bytes(header.value());
+  if (!wanted) return fail(fmt::format("shape [{}] is too large", fmt::join(header->shape, ", ")));
+  if (*wanted > bytes - header->data_offset) {
+    return fail(fmt::format("truncated: the header promises {} bytes of data, the file has {}", *wanted,
+                            bytes - header->data_offset));
+  }
+  if (header->data_offset % size_of(header->type) != 0) {
+    return fail(fmt::format("data begins at byte {}, which is not aligned for its type; save it again with numpy",
+                            header->data_offset));
+  }
+  array.type = header->type;
+  array.shape = header->shape;
+  array.strides = strides_of(header.value());
+  array.data = begin + header->data_offset;
+  return array;
+}
+
+Status write_npy(const std::string& path, DType dtype, const std::vector<std::int64_t>& shape, const void* data) {
+  const std::string_view descr = dtype == DType::f32    ? "<f4"
+                                 : dtype == DType::bf16 ? "<V2"
+                                 : dtype == DType::i32  ? "<i4"
+                                                        : "<i8";
+  std::string extents;
+  std::size_t count = 1;
+  for (const std::int64_t extent : shape) {
+    extents += fmt::format("{}, ", extent);
+    count *= static_cast<std::size_t>(extent);
+  }
+  std::string header = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}), }}", descr, extents);
+  if (shape.size() > 1) header.replace(header.rfind(", ), }"), 2, "");
+  header.append(63 - (10 + header.size()) % 64, ' ');  // data begins at a multiple of 64
+  header += '\n';
+  std::string prefix("\x93NUMPY\x01\x00", 8);
+  prefix += static_cast<char>(header.size() & 0xff);
+  prefix += static_cast<char>(header.size() >> 8);
+
+  std::FILE* const file = std::fopen(path.c_str(), "wb");
+  if (file == nullptr) return bad(fmt::format("cannot write {}: {}", path, std::strerror(errno)));
+  prefix += header;
+  const std::size_t bytes = count * cutloss::size_of(dtype);
+  bool written = std::fwrite(prefix.data(), 1, prefix.size(), file) == prefix.size() &&
+                 (bytes == 0 || std::fwrite(data, 1, bytes, file) == bytes);
+  const int error = errno;
+  written = std::fclose(file) == 0 && written;
+  if (!written) {
+    std::remove(path.c_str());
+    return bad(fmt::format("cannot write {}: {}", path, std::strerror(error)));
+  }
+  return {};
+}
+
+Result<std::vector<std::int64_t>> to_labels(const NpyArray& array) {
+  const std::size_t count = static_cast<std::size_t>(array.size());
+  std::vector<std::int64_t> labels(count);
+  const auto convert = [&]<typename T>(const T* from) {
+    const std::int64_t stride = array.strides.empty() ? 1 : array.strides[0];
+    for (std::size_t i = 0; i < count; ++i) {
+      labels[i] = static_cast<std::int64_t>(from[static_cast<std::int64_t>(i) * stride]);
+    }
+  };
+  switch (array.type) {
+    case NpyType::i8: convert(static_cast<const std::int8_t*>(array.data)); break;
+    case NpyType::i16: convert(static_cast<const std::int16_t*>(array.data)); break;
+    case NpyType::i32: convert(static_cast<const std::int32_t*>(array.data)); break;
+    case NpyType::i64: convert(static_cast<const std::int64_t*>(array.data)); break;
+    case NpyType::u8: convert(static_cast<const std::uint8_t*>(array.data)); break;
+    case NpyType::u16: convert(static_cast<const std::uint16_t*>(array.data)); break;
+    case NpyType::u32: convert(static_cast<const std::uint32_t*>(array.data)); break;
+    case NpyType::u64: {
+      const auto* const from = static_cast<const std::uint64_t*>(array.data);
+      for (std::size_t i = 0; i < count; ++i) {
+        if (from[i] > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
+          return bad(fmt::format("labels[{}] is {}, over the limit of a 64-bit signed label", i, from[i]));
+        }
+      }
+      convert(from);
+      break;
+    }
+    case NpyType::f32:
+    case NpyType::bf16: return bad("labels must be integers (int8 to int64, uint8 to uint64)");
+  }
+  return labels;
+}
+
+}  // namespace cutloss::cli

@@ -1,0 +1,133 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <limits>
+
+#include "src/cli/options.h"
+
+namespace cutloss::cli {
+namespace {
+
+constexpr std::array kFloatTypes = {DType::f32, DType::bf16};
+constexpr std::array kLayouts = {HeadLayout::vd, HeadLayout::dv};
+constexpr std::array kReductions = {Reduction::mean, Reduction::sum, Reduction::none};
+constexpr std::array kModes = {Mode::automatic, Mode::loss, Mode::stream, Mode::chunk, Mode::recompute};
+
+template <typename Values>
+CLI::Validator names_of(const Values& values) {
+  std::vector<std::string> names;
+  for (const auto value : values) names.emplace_back(name(value));
+  return CLI::IsMember(names);
+}
+
+template <typename Values>
+auto parse(const Values& values, std::string_view text) {
+  const auto found = std::find_if(values.begin(), values.end(), [&](auto value) { return name(value) == text; });
+  return found == values.end() ? values.front() : *found;
+}
+
+std::optional<std::uint64_t> parse_bytes(std::string_view text) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || !(number >= 0)) return std::nullopt;
+  std::string unit(end, text.data() + text.size());
+  std::erase(unit, ' ');
+  std::transform(unit.begin(), unit.end(), unit.begin(), [](unsigned char ch) { return std::tolower(ch); });
+  double factor = 1;
+  if (!unit.empty() && unit != "b") {
+    const std::size_t power = std::string_view("kmgt").find(unit[0]);
+    const std::string_view rest = std::string_view(unit).substr(1);
+    if (power == std::string_view::npos || (rest != "" && rest != "b" && rest != "ib")) return std::nullopt;
+    factor = std::pow(rest == "b" ? 1000.0 : 1024.0, static_cast<double>(power + 1));
+  }
+  if (number * factor >= 0x1p63) return std::nullopt;
+  return static_cast<std::uint64_t>(std::floor(number * factor));
+}
+
+}  // namespace
+
+CLI::Validator dtype_names() { return names_of(kFloatTypes); }
+CLI::Validator layout_names() { return names_of(kLayouts); }
+CLI::Validator reduction_names() { return names_of(kReductions); }
+CLI::Validator mode_names() { return names_of(kModes); }
+DType parse_dtype(std::string_view text) { return parse(kFloatTypes, text); }
+HeadLayout parse_layout(std::string_view text) { return parse(kLayouts, text); }
+Reduction parse_reduction(std::string_view text) { return parse(kReductions, text); }
+Mode parse_mode(std::string_view text) { return parse(kModes, text); }
+
+void add_bytes_option(CLI::App& command, const std::string& option, std::optional<std::uint64_t>& value,
+                      const std::string& help) {
+  command
+      .add_option_function<std::string>(
+          option, [&value](const std::string& text) { value = parse_bytes(text); }, help)
+      ->type_name("BYTES")
+      ->check([option](const std::string& text) {
+        return parse_bytes(text) ? std::string() : fmt::format("'{}' is no size; try 64MiB, 1.5GB or bytes", text);
+      });
+}
+
+void ProblemOptions::add_shape(CLI::App& command) {
+  command.add_option("--n", n, "Tokens")->capture_default_str();
+  command.add_option("--v", v, "Vocabulary")->capture_default_str();
+  command.add_option("--d", d, "Hidden size")->capture_default_str();
+  command.add_option("--dtype", dtype, "Of E and C")->check(dtype_names())->capture_default_str();
+  command.add_option("--e-dtype", e_dtype, "Of E alone")->check(dtype_names());
+  command.add_option("--c-dtype", c_dtype, "Of C alone")->check(dtype_names());
+}
+
+void ProblemOptions::add_objective(CLI::App& command) {
+  command.add_option("--head-layout", head_layout, "C is [V, D] (vd) or [D, V] (dv)")
+      ->check(layout_names())
+      ->capture_default_str();
+  command.add_option("--softcap", softcap, "cap * tanh(logit / cap)");
+  command.add_option("--reduction", reduction, "Of the tokens' losses")
+      ->check(reduction_names())
+      ->capture_default_str();
+  command.add_option("--ignore-index", ignore_index, "Label of a token that does not count")->capture_default_str();
+  command.add_flag("--frozen", frozen, "Gradient of E only, as when the head is not trained");
+}
+
+void ProblemOptions::add_limits(CLI::App& command) {
+  command.add_option("--mode", mode, "How; see 'cutloss plan'")->check(mode_names())->capture_default_str();
+  add_bytes_option(command, "--budget", budget, "Most workspace, such as 64MiB");
+  command.add_option("--threads", threads, "At most; 0: as many as the machine allows")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command.add_option("--target", target, "Kernel target, see 'cutloss info' (default: CUTLOSS_TARGET, or the best)");
+}
+
+Problem ProblemOptions::problem() const {
+  Problem problem;
+  problem.tokens = n;
+  problem.vocab = v;
+  problem.hidden = d;
+  problem.e_dtype = parse_dtype(e_dtype.empty() ? dtype : e_dtype);
+  problem.c_dtype = parse_dtype(c_dtype.empty() ? dtype : c_dtype);
+  problem.head_layout = parse_layout(head_layout);
+  problem.reduction = parse_reduction(reduction);
+  problem.ignore_index = ignore_index;
+  problem.softcap = softcap;
+  problem.want_d_e = parse_mode(mode) != Mode::loss;
+  problem.want_d_c = problem.want_d_e && !frozen;
+  return problem;
+}
+
+Limits ProblemOptions::limits() const { return {parse_mode(mode), budget, threads}; }
+
+Result<Machine> ProblemOptions::machine() const {
+  Result<Machine> machine = Machine::detect();
+  if (!machine.ok() || target.empty()) return machine;
+  const std::vector<std::string> available = available_targets();
+  if (std::find(available.begin(), available.end(), target) == available.end()) {
+    return Status(StatusCode::unavailable,
+                  fmt::format("--target {} is not available here; there are: {}", target, fmt::join(available, ", ")));
+  }
+  machine->target = target;
+  return machine;
+}
+
+}  // namespace cutloss::cli

@@ -1,0 +1,48 @@
+// The options that subcommands share.
+#ifndef CUTLOSS_SRC_CLI_OPTIONS_H_
+#define CUTLOSS_SRC_CLI_OPTIONS_H_
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "cutloss/cutloss.hpp"
+#include "src/cli/cli.h"
+
+namespace cutloss::cli {
+
+// The options of a problem and of a plan, with the spelling of the fields of Problem and Limits.
+struct ProblemOptions {
+  std::int64_t n = 512, v = 32768, d = 640;
+  std::string dtype = "f32", e_dtype, c_dtype, head_layout = "vd", reduction = "mean", mode = "auto", target;
+  std::int64_t ignore_index = -100;
+  std::optional<float> softcap;
+  std::optional<std::uint64_t> budget;
+  int threads = 0;
+  bool frozen = false;
+
+  void add_shape(CLI::App& command);      // --n --v --d --dtype --e-dtype --c-dtype
+  void add_objective(CLI::App& command);  // --head-layout --softcap --reduction --ignore-index --frozen
+  void add_limits(CLI::App& command);     // --mode --budget --threads --target
+
+  Problem problem() const;  // gradients: dE, and dC unless frozen; none in mode loss
+  Limits limits() const;
+  Result<Machine> machine() const;  // detected, with --target in place of its target
+};
+
+// Validators with the names that name() gives.
+CLI::Validator dtype_names();
+CLI::Validator layout_names();
+CLI::Validator reduction_names();
+CLI::Validator mode_names();
+
+// "64MiB", "1.5 GB" or plain bytes; KiB, MiB, ... are powers of 1024, KB, MB, ... of 1000.
+void add_bytes_option(CLI::App& command, const std::string& name, std::optional<std::uint64_t>& value,
+                      const std::string& help);
+
+}  // namespace cutloss::cli
+
+#endif  // CUTLOSS_SRC_CLI_OPTIONS_H_
