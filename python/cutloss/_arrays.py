@@ -1,0 +1,61 @@
+"""Arrays of any library on CPU as NumPy views: nothing is copied that the C++ library can read where it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import _check, _core
+
+
+def as_numpy(what: str, array: Any) -> np.ndarray:
+    """A NumPy view of an array that is one, speaks DLPack (PyTorch, JAX, ...) or converts to one; bfloat16 included."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{what}: masked arrays are not taken; give labels with masked tokens set to ignore_index")
+    if isinstance(array, np.ndarray):
+        return array
+    if hasattr(array, "__dlpack__"):
+        try:
+            return np.from_dlpack(array)
+        except Exception:  # each library has its own exceptions for "not this dtype" and "not this device"
+            pass
+        try:
+            bits = _core.bits_of_bfloat16(array)
+        except TypeError:
+            pass
+        else:
+            import ml_dtypes  # comes with JAX; otherwise only callers who have bfloat16 need it
+
+            return bits.view(ml_dtypes.bfloat16)
+    try:
+        return np.asarray(array)
+    except Exception as failure:
+        raise TypeError(f"{what}: {type(array).__name__} cannot be read as an array in CPU memory: {failure}") \
+            from failure
+
+
+def readable(array: np.ndarray) -> np.ndarray:
+    """The array itself if its strides are whole elements and its address is aligned; else (a field of a packed record,
+    say) a copy."""
+    whole = all(stride % array.itemsize == 0 for stride in array.strides)
+    return array if whole and array.flags.aligned else np.ascontiguousarray(array)
+
+
+def matrix(what: str, array: np.ndarray) -> tuple[np.ndarray, str, tuple[int, int]]:
+    """A [rows, columns] view of an array [..., columns], its dtype's name and its strides in elements."""
+    name = _check.dtype_name(what, array.dtype)
+    rows = int(np.prod(array.shape[:-1], dtype=np.int64))
+    flat = readable(array.reshape(rows, array.shape[-1]))
+    return flat, name, (flat.strides[0] // flat.itemsize, flat.strides[1] // flat.itemsize)
+
+
+def label_vector(array: np.ndarray) -> tuple[np.ndarray, str, int]:
+    """Labels as one axis of int32 or int64, with the dtype's name and the stride in elements."""
+    _check.label_dtype(array.dtype)
+    if array.dtype not in (np.int32, np.int64):
+        if array.dtype.kind == "u" and array.dtype.itemsize == 8:
+            array = np.minimum(array, np.uint64(_check.INT64_MAX))  # stays out of range rather than wrap into it
+        array = array.astype(np.int64)
+    flat = readable(array.reshape(-1))
+    return flat, "i32" if flat.dtype == np.int32 else "i64", flat.strides[0] // flat.itemsize

@@ -1,0 +1,136 @@
+"""What Python checks before the C++ library sees a problem: the things that only Python knows (shapes of more than two
+axes, dtypes, spelling). Every front end uses these functions, so all say the same; the policies on the problem itself
+(sizes, softcap, modes, labels' values) are in C++."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+          "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+INT64_MAX = 2**63 - 1
+
+
+class Sizes(NamedTuple):
+    tokens: int
+    hidden: int
+    vocab: int
+
+
+def one_of(what: str, value: object, known: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{what}: {value!r} is not one of {', '.join(map(repr, known))}")
+    return value
+
+
+def reduction(value: object) -> str:
+    return one_of("reduction", value, ("mean", "sum", "none"))
+
+
+def mode(value: object) -> str:
+    return one_of("mode", value, ("auto", "loss", "stream", "chunk", "recompute"))
+
+
+def integer(what: str, value: object, low: int, high: int = INT64_MAX) -> int:
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{what}: an integer is wanted, not {value!r}") from None
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{what}: an integer is wanted, not {value!r}")
+    if not low <= number <= high:
+        raise ValueError(f"{what}: {number} is outside [{low}, {high}]")
+    return number
+
+
+def ignore_index(value: object) -> int:
+    return integer("ignore_index", value, -(2**63))
+
+
+def threads(value: object) -> int:
+    """Number of threads, 0 for "as many as the machine allows and the work is worth"."""
+    return 0 if value is None else integer("threads", value, 1, 2**16)
+
+
+def softcap(value: object) -> float | None:
+    if value is None:
+        return None
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as failure:
+        raise TypeError(f"softcap: a number or None is wanted, known when the program is traced: {failure}") from None
+
+
+def budget(value: object) -> int | None:
+    """Bytes out of an integer or a text such as "64MiB", "1.5GiB" or "800MB"."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", value.lower())
+        if match is None or match[2] not in _UNITS:
+            raise ValueError(f"budget: cannot read {value!r}; write bytes, or a number with KiB, MiB, GiB, KB, MB, GB")
+        value = int(float(match[1]) * _UNITS[match[2]])
+    return integer("budget", value, 0)
+
+
+def wrt(value: object) -> tuple[bool, bool]:
+    """(dE wanted, dC wanted)."""
+    names: Iterable[object] = (value,) if isinstance(value, str) else value  # type: ignore[assignment]
+    if names is None:
+        names = ()
+    names = tuple(names)
+    for item in names:
+        one_of("wrt", item, ("e", "c"))
+    return "e" in names, "c" in names
+
+
+def dtype_name(what: str, dtype: np.dtype) -> str:
+    if dtype.name in ("float32", "bfloat16") and dtype.isnative:
+        return "f32" if dtype.name == "float32" else "bf16"
+    raise TypeError(f"{what}: dtype {dtype.name if dtype.isnative else dtype.str} is not taken; float32 and bfloat16 "
+                    f"are, in any mix: cast with {what}.astype('float32')")
+
+
+def label_dtype(dtype: np.dtype) -> None:
+    if dtype.kind not in "iu":
+        raise TypeError(f"labels: dtype {dtype.name} is not taken; any integer dtype is (int32 and int64 without a "
+                        "copy): cast with labels.astype('int32')")
+
+
+def sizes(e_name: str, e: tuple[int, ...], c_name: str, c: tuple[int, ...], labels: tuple[int, ...],
+          head_layout: object) -> Sizes:
+    """Checks that the shapes e [..., D], c [V, D] or [D, V] and labels [...] fit together."""
+    layout = one_of("head_layout", head_layout, ("vd", "dv"))
+    axes = "[V, D]" if layout == "vd" else "[D, V]"
+    if len(c) != 2 or 0 in c:
+        hint = " It is empty: has a sharded or offloaded parameter not been gathered?" if 0 in c else ""
+        raise ValueError(f"{c_name}: shape {c} is no table {axes} (head_layout={layout!r}) with V, D >= 1.{hint}")
+    vocab, hidden = c if layout == "vd" else c[::-1]
+    if not e or e[-1] == 0:
+        raise ValueError(f"{e_name}: shape {e}, where [..., D] with D >= 1 is wanted")
+    if e[-1] != hidden:
+        other = "dv" if layout == "vd" else "vd"
+        hint = f"; the transposed table would fit: head_layout={other!r}?" if e[-1] == vocab else ""
+        raise ValueError(f"{e_name} {e} and {c_name} {c} do not fit together: the hidden sizes are {e[-1]} and "
+                         f"{hidden}, with {c_name} as {axes} (head_layout={layout!r}){hint}")
+    if labels != e[:-1]:
+        raise ValueError(f"labels {labels} and {e_name} {e} do not fit together: one label for each token is wanted, "
+                         f"shape {e[:-1]}")
+    tokens = 1
+    for extent in labels:
+        tokens *= extent
+    return Sizes(tokens, hidden, vocab)
+
+
+def label_values(labels: np.ndarray, vocab: int, ignored: int) -> None:
+    """Raises for the first label that is neither an id of the vocabulary nor ignore_index."""
+    bad = ((labels < 0) | (labels >= vocab)) & (labels != ignored)
+    if bad.any():
+        where = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise ValueError(f"labels[{', '.join(map(str, where))}] is {int(labels[where])}, outside [0, vocab) = "
+                         f"[0, {vocab}) and not ignore_index ({ignored})")
