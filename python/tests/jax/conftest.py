@@ -1,0 +1,23 @@
+import pytest
+
+jax = pytest.importorskip("jax")
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles of the XLA lowering so small that a small problem has several, and a ragged last one."""
+    from cutloss.jax import _xla
+
+    jax.clear_caches()  # compiled functions do not know that the constants changed
+    monkeypatch.setattr(_xla, "TOKEN_TILE", 16)
+    monkeypatch.setattr(_xla, "VOCAB_TILE", 32)
+    yield
+    jax.clear_caches()
+
+
+@pytest.fixture
+def quick_compiles():
+    """XLA's own optimisations off: compiling takes most of these tests' time, four times as long with them."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
