@@ -102,12 +102,15 @@ def _known(labels: jax.Array | np.ndarray) -> bool:
 
 def _kernel_labels(labels: jax.Array | np.ndarray, options: _options.Options) -> jax.Array:
     """Labels as int32 or int64. Large unsigned ids are kept out of range instead of wrapping into it."""
-    if labels.dtype in (np.int32, np.int64):
-        return jnp.asarray(labels)
+    taken = labels.dtype
     if labels.dtype.kind == "u" and labels.dtype.itemsize >= 4:
-        top = 2**31 - 1
-        if options.ignore_index > top:
-            raise ValueError(f"ignore_index {options.ignore_index} does not fit int32, which {labels.dtype} labels are "
-                             "converted to: cast the labels and use a negative ignore_index")
-        return jnp.minimum(jnp.asarray(labels), top).astype(jnp.int32)
-    return jnp.asarray(labels).astype(jnp.int32)
+        labels = jnp.minimum(jnp.asarray(labels), 2**31 - 1).astype(jnp.int32)
+    elif labels.dtype in (np.int32, np.int64):
+        labels = jnp.asarray(labels)  # int64 becomes int32 where x64 is off
+    else:
+        labels = jnp.asarray(labels).astype(jnp.int32)
+    limits = jnp.iinfo(labels.dtype)
+    if not limits.min <= options.ignore_index <= limits.max:
+        raise ValueError(f"ignore_index {options.ignore_index} does not fit {labels.dtype}, in which JAX holds these "
+                         f"{taken} labels: no label can equal it; use one that fits, such as -100")
+    return labels

@@ -220,11 +220,18 @@ def encode(pair: Pair, tokenizer, context: int) -> Example | None:
     Prompt and answer are encoded apart, as generation will see the prompt without the answer; the space that
     separates them begins the answer, because SentencePiece keeps a space with the word after it.
     """
-    head = [tokenizer.bos_id(), *tokenizer.encode(prompt(pair.source))]
+    head = [tokenizer.bos_id(), *_bare(tokenizer, prompt(pair.source))]
     if len(head) >= context:
         return None
-    answer = [*tokenizer.encode(" " + pair.target), tokenizer.eos_id()]
+    answer = [*_bare(tokenizer, " " + pair.target), tokenizer.eos_id()]
     return Example((head + answer)[:context], len(head))
+
+
+def _bare(tokenizer, text: str) -> list[int]:
+    """Returns the tokens of `text` alone: some tokenizers put BOS before and EOS after whatever they encode."""
+    ids = list(tokenizer.encode(text))
+    start = 1 if ids[:1] == [tokenizer.bos_id()] else 0
+    return ids[start:-1] if ids[start:] and ids[-1] == tokenizer.eos_id() else ids[start:]
 
 
 def collate(examples: list[Example], context: int) -> dict:

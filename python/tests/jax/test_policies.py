@@ -104,6 +104,7 @@ def test_ignore_index_is_not_used(impl, ignored):
     (TypeError, r"labels: dtype bool.*integer", (X, W, Y > 3), {}),
     (ValueError, r"softcap", (X, W, Y), {"softcap": 0.0}),
     (ValueError, r"softcap", (X, W, Y), {"softcap": float("inf")}),
+    (ValueError, r"ignore_index 1099511627776 does not fit int32", (X, W, Y.astype("int32")), {"ignore_index": 2**40}),
     (ValueError, r"reduction", (X, W, Y), {"reduction": "avg"}),
     (ValueError, r"mode", (X, W, Y), {"mode": "dense"}),
     (cutloss.BudgetError, r"\d", (X, W, Y), {"budget": 1}),

@@ -28,6 +28,13 @@ class Words:
         return 1
 
 
+class MarkedWords(Words):
+    """The same, putting BOS and EOS around what it encodes, as some tokenizers do."""
+
+    def encode(self, text):
+        return [2, *super().encode(text), 1]
+
+
 def write_mo(path, entries):
     """Writes a little-endian .mo file; see the GNU gettext manual, "The Format of GNU MO Files"."""
     entries = {"": "Content-Type: text/plain; charset=UTF-8\nPlural-Forms: nplurals=2; plural=(n > 1);\n", **entries}
@@ -129,8 +136,9 @@ def test_split_is_the_same_in_every_process():
     assert [pair.source for pair in held_out] == HELD_OUT_OF_100
 
 
-def test_bos_stands_exactly_once_and_eos_is_learned():
-    example = data.encode(Pair("a house", "une maison"), Words(), 64)
+@pytest.mark.parametrize("tokenizer", [Words(), MarkedWords()])
+def test_bos_stands_exactly_once_and_eos_is_learned(tokenizer):
+    example = data.encode(Pair("a house", "une maison"), tokenizer, 64)
     assert example.tokens[0] == 2 and example.tokens.count(2) == 1
     assert example.tokens[-1] == 1 and example.tokens.count(1) == 1
     batch = data.collate([example], 64)
