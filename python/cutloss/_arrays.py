@@ -54,8 +54,9 @@ def label_vector(array: np.ndarray) -> tuple[np.ndarray, str, int]:
     """Labels as one axis of int32 or int64, with the dtype's name and the stride in elements."""
     _check.label_dtype(array.dtype)
     if array.dtype not in (np.int32, np.int64):
-        if array.dtype.kind == "u" and array.dtype.itemsize == 8:
-            array = np.minimum(array, np.uint64(_check.INT64_MAX))  # stays out of range rather than wrap into it
+        if array.dtype.kind == "u" and array.dtype.itemsize == 8 and array.size and array.max() > _check.INT64_MAX:
+            at = np.unravel_index(array.argmax(), array.shape)
+            raise ValueError(f"labels[{', '.join(map(str, at))}] is {array[at]}, beyond any vocabulary")
         array = array.astype(np.int64)
     flat = readable(array.reshape(-1))
     return flat, "i32" if flat.dtype == np.int32 else "i64", flat.strides[0] // flat.itemsize

@@ -203,3 +203,12 @@ def test_gil_is_held_while_computing():
     # Held, no tick would fall inside the call but for the one or two at its ends.
     inside = [t for t in ticks if start + 0.2 * took < t < start + 0.8 * took]
     assert inside or took < 0.02
+
+
+@pytest.mark.parametrize("ignore_index", [-100, 2**63 - 1])
+def test_a_uint64_label_beyond_int64_is_taken_for_another(ignore_index):
+    e, c, labels = problem(7, 11, 5, ignored=False)
+    labels = labels.astype(np.uint64)
+    labels[3] = 2**63 + 5
+    with pytest.raises(ValueError, match=r"labels\[3\] is 9223372036854775813"):
+        cutloss.linear_cross_entropy(e, c, labels, ignore_index=ignore_index)

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "src/cpu/element.h"
+#include "src/cpu/float_env.h"
 #include "src/cpu/passes.h"
 #include "src/plan/arith.h"
 #include "src/problem/resolve.h"
@@ -17,7 +18,9 @@ class HeadTask {
     return std::min(g_.tile_rows, plan_.problem.vocab - tile * g_.tile_rows);
   }
 
-  // scratch.out = gradient of tiles [tile, tile_end), from the logits the loss pass kept.
+  std::int64_t out_tile() const { return g_.tile_rows * g_.slice_hidden; }
+
+  // scratch.out + out_error = gradient of tiles [tile, tile_end), from the logits the loss pass kept.
   void from_saved(std::int64_t tile, const HeadScratch& scratch) const {
     const std::int64_t chunk_panels = plan_.chunk_tokens / g_.panel;
     float* saved = context_.workspace.saved_logits + tile * chunk_panels * g_.logits_tile;
@@ -25,7 +28,7 @@ class HeadTask {
       const std::int64_t panels = ceil_div(std::min(plan_.head_tokens, count_ - token), g_.panel);
       float* logits = saved + token / g_.panel * g_.logits_tile;
       multiply(tile, token, panels, logits, context_.workspace.chunk_slices + token * g_.panel, plan_.chunk_tokens,
-               scratch.out, scratch.label_row);
+               scratch.out, scratch.out_error, scratch.label_row);
     }
   }
 
@@ -51,18 +54,20 @@ class HeadTask {
                          scratch.logits + panel * g_.logits_tile);
         }
         multiply(t, token, panels, scratch.logits, scratch.slices, plan_.head_tokens,
-                 scratch.out + (t - tile) * g_.tile_rows * g_.slice_hidden, scratch.label_row);
+                 scratch.out + (t - tile) * out_tile(), scratch.out_error + (t - tile) * out_tile(), scratch.label_row);
       }
     }
   }
 
-  // Rows of one tile into dC, added to what earlier ranges left there.
-  void store(std::int64_t tile, const float* from, bool last) const {
+  // Rows of one tile into dC, added to what earlier ranges left there; `from` takes up its rounding errors first.
+  void store(std::int64_t tile, float* from, const float* from_error, bool last) const {
     const Problem& p = plan_.problem;
     float* sum = context_.workspace.d_c_sum;
     const std::int64_t row = tile * g_.tile_rows;
     for (std::int64_t i = 0; i < rows_of(tile); ++i) {
-      const float* values = from + i * g_.slice_hidden;
+      float* values = from + i * g_.slice_hidden;
+      const float* errors = from_error + i * g_.slice_hidden;
+      for (std::int64_t column = 0; column < p.hidden; ++column) values[column] += errors[column];
       if (sum != nullptr) {
         float* to = sum + (row + i) * p.hidden;
         for (std::int64_t column = 0; column < p.hidden; ++column) {
@@ -82,7 +87,7 @@ class HeadTask {
  private:
   // out (+)= gradient of `panels` logits tiles x their hidden states.
   void multiply(std::int64_t tile, std::int64_t token, std::int64_t panels, float* logits, const float* slices,
-                std::int64_t token_rows, float* out, std::int64_t* label_row) const {
+                std::int64_t token_rows, float* out, float* out_error, std::int64_t* label_row) const {
     const Problem& p = plan_.problem;
     const RowTable& table = context_.workspace.rows;
     const std::int64_t rows = rows_of(tile);
@@ -94,7 +99,7 @@ class HeadTask {
                                        {table.max + row, table.weight + row, table.label_grad + row});
     }
     context_.kernels.head_gradient(logits, static_cast<std::size_t>(g_.logits_tile), panels, slices, token_rows, groups,
-                                   g_.slice_hidden, token > 0, out);
+                                   g_.slice_hidden, token > 0, out, out_error);
   }
 
   template <typename T>
@@ -130,6 +135,7 @@ void head_pass(const Context& context, std::int64_t first, std::int64_t count, b
     });
   }
   context.executor.parallel_for(ceil_div(g.tiles, plan.head_tiles), [&](std::int64_t index, int worker) {
+    const KernelFloatEnv float_env;
     const HeadScratch scratch = workspace.head_scratch(worker);
     const std::int64_t tile = index * plan.head_tiles;
     const std::int64_t tile_end = std::min(tile + plan.head_tiles, g.tiles);
@@ -139,7 +145,7 @@ void head_pass(const Context& context, std::int64_t first, std::int64_t count, b
       task.from_recomputed(tile, tile_end, scratch);
     }
     for (std::int64_t t = tile; t < tile_end; ++t) {
-      task.store(t, scratch.out + (t - tile) * g.tile_rows * g.slice_hidden, last);
+      task.store(t, scratch.out + (t - tile) * task.out_tile(), scratch.out_error + (t - tile) * task.out_tile(), last);
     }
   });
 }

@@ -63,10 +63,11 @@ struct Kernels {
                           float softcap, PanelGradient gradient);
 
   // out[groups * R][out_stride] (+)= gradient x token slices, over `panels` logits tiles lying panel_stride apart.
-  // token_rows is the row count of a slice; out_stride is D rounded up to W.
+  // token_rows is the row count of a slice; out_stride is D rounded up to W. error, of out's size, gathers what the
+  // additions round away (0 at first, without accumulate), so that out + error does not drift with the number of steps.
   void (*head_gradient)(const float* gradient, std::size_t panel_stride, std::int64_t panels, const float* slices,
                         std::int64_t token_rows, std::int64_t groups, std::int64_t out_stride, bool accumulate,
-                        float* out);
+                        float* out, float* error);
 
   // R x 2 independent chains of vector multiply-adds, `iterations` long, with no memory in between: the arithmetic
   // peak that the products are measured against. 2 * R * 2 * (W / 2) FLOP an iteration.

@@ -42,6 +42,7 @@ struct Tile {
     slice_hidden = (d + k.panel - 1) / k.panel * k.panel;
     slices = buffer(slice_hidden * k.panel);
     out = buffer(rows * slice_hidden);
+    out_error = buffer(rows * slice_hidden);
     label_row.assign(static_cast<std::size_t>(k.panel), -1);
   }
   float* lane(int i) { return lanes.get() + i * kernels.panel; }
@@ -50,7 +51,7 @@ struct Tile {
   const Kernels& kernels;
   std::int64_t hidden, padded_hidden, groups, rows, slice_hidden;
   std::size_t stride;
-  Buffer head, table, tokens, logits, weights, slopes, lanes, accumulator, slices, out;
+  Buffer head, table, tokens, logits, weights, slopes, lanes, accumulator, slices, out, out_error;
   std::vector<std::int64_t> label_row;
 };
 
@@ -83,7 +84,7 @@ void register_all() {
     });
     add("head_gradient", true, [](Tile& t) {
       t.kernels.head_gradient(t.logits.get(), 0, 1, t.slices.get(), t.kernels.panel, t.groups, t.slice_hidden, true,
-                              t.out.get());
+                              t.out.get(), t.out_error.get());
     });
     add("softmax", false, [](Tile& t) {
       t.kernels.softmax(t.logits.get(), t.rows, t.groups, t.label_row.data(), 0.0f,

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cutloss/cutloss.hpp"
+#include "src/cpu/float_env.h"
 #include "src/cpu/passes.h"
 #include "src/problem/resolve.h"
 #include "src/problem/text.h"
@@ -76,6 +77,7 @@ Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, std::
     return Status(StatusCode::unavailable, text("this CPU cannot run the plan's kernel target ", plan.target));
   }
 
+  const cpu::KernelFloatEnv float_env;
   const Workspace map = map_workspace(plan, workspace.data());
   const auto tokens = static_cast<std::size_t>(p.tokens);
   const LabelScan labels = scan_labels(p, inputs.labels, {map.rows.row, tokens}, {map.rows.label, tokens});

@@ -1,6 +1,7 @@
 // Every mode on every kernel target against the float64 oracle, and the properties run() promises.
 #include <gtest/gtest.h>
 
+#include <cfenv>
 #include <cstdlib>
 
 #include "src/cpu/kernels.h"
@@ -290,6 +291,36 @@ TEST_P(EveryTarget, BadLabelIsNamedOrBecomesNan) {
       EXPECT_EQ(std::isnan(answer.d_e.get(i * 5)), i == 3);
     }
   }
+}
+
+// Equal terms round the same way each time: added up step by step in f32, dC over 2^20 tokens is off by 1.6e-5.
+TEST_P(EveryTarget, HeadGradientDoesNotDriftWithTheNumberOfTokens) {
+  const std::int64_t n = GetParam() == "scalar" ? 1 << 18 : 1 << 20;
+  Case test = Case::random(n, 2, 1, 19, 1.0f, DType::f32, false);
+  test.problem.want_d_c = true;
+  for (std::size_t i = 0; i < test.e.size(); ++i) test.e.set(i, 1.0f);
+  test.c.set(0, 0.0f);
+  test.c.set(1, 1.0f);
+  test.labels.assign(test.labels.size(), 0);
+  const Answer answer = testing::run_plan(plan(test.problem, Mode::recompute).value(), test.inputs());
+  const double want = 1 / (1 + std::exp(-1.0));
+  // One step sums 512 equal terms in a register, each addition rounding by at most 2^-25 of a sum that is on average
+  // half the final one.
+  EXPECT_NEAR(answer.d_c.get(1), want, want * 512 * 0x1p-26);
+}
+
+// The host may round upward; the answer is the same, and the host's setting stays.
+TEST_P(EveryTarget, RoundingModeOfTheHostIsNeitherUsedNorChanged) {
+  Case test = Case::random(40, 90, 17, 20);
+  test.problem.want_d_e = test.problem.want_d_c = true;
+  const Plan made = plan(test.problem).value();
+  const std::string want = testing::run_plan(made, test.inputs()).bits();
+  ASSERT_EQ(std::fesetround(FE_UPWARD), 0);
+  const std::string got = testing::run_plan(made, test.inputs()).bits();
+  const int after = std::fegetround();
+  std::fesetround(FE_TONEAREST);
+  EXPECT_EQ(after, FE_UPWARD);
+  EXPECT_EQ(got, want);
 }
 
 // A plain f32 running sum over this vocabulary is off by about 1e-3.

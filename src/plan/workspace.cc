@@ -52,6 +52,7 @@ LossScratch carve_loss(const Plan& plan, const Geometry& g, Carver& carver) {
 HeadScratch carve_head(const Plan& plan, const Geometry& g, Carver& carver) {
   HeadScratch scratch{};
   scratch.out = carver.take<float>(plan.head_tiles * g.tile_rows * g.slice_hidden);
+  scratch.out_error = carver.take<float>(plan.head_tiles * g.tile_rows * g.slice_hidden);
   scratch.label_row = carver.take<std::int64_t>(g.panel);
   if (plan.mode == Mode::recompute) {
     scratch.heads = carver.take<float>(plan.head_tiles * g.head_tile);

@@ -54,6 +54,7 @@ struct LossScratch {  // one per worker
 
 struct HeadScratch {        // one per worker
   float* out;               // [head_tiles * tile_rows][slice_hidden]
+  float* out_error;         // what its sums have rounded away
   std::int64_t* label_row;  // [W]
   float* heads;             // these four in mode recompute only: head_tiles head tiles,
   float* tokens;            // [head_tokens / W][D][W]

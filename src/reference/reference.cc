@@ -124,9 +124,11 @@ Reference linear_cross_entropy(const Problem& p, const Inputs& in, const Options
     }
   }
   r.loss_bound += u * std::abs(r.loss);
-  // Below the smallest normal float a result may be flushed: 2^-126 each.
-  for (std::size_t k = 0; k < N * D; ++k) r.d_e_bound[k] += rounding(d_e_dtype(p)) * std::abs(r.d_e[k]) + 0x1p-126;
-  for (std::size_t k = 0; k < V * D; ++k) r.d_c_bound[k] += rounding(d_c_dtype(p)) * std::abs(r.d_c[k]) + 0x1p-126;
+  // Below the smallest normal float a partial sum may be flushed: 2^-126 each.
+  for (std::size_t k = 0; k < N * D; ++k)
+    r.d_e_bound[k] += rounding(d_e_dtype(p)) * std::abs(r.d_e[k]) + 0x1p-126 * static_cast<double>(V + 8);
+  for (std::size_t k = 0; k < V * D; ++k)
+    r.d_c_bound[k] += rounding(d_c_dtype(p)) * std::abs(r.d_c[k]) + 0x1p-126 * static_cast<double>(N + 8);
   return r;
 }
 
