@@ -14,7 +14,7 @@ def as_numpy(what: str, array: Any) -> np.ndarray:
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"{what}: masked arrays are not taken; give labels with masked tokens set to ignore_index")
     if isinstance(array, np.ndarray):
-        return array
+        return np.asarray(array)  # a matrix stays two-dimensional whatever it is reshaped to
     if hasattr(array, "__dlpack__"):
         try:
             return np.from_dlpack(array)

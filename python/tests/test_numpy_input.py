@@ -212,3 +212,9 @@ def test_a_uint64_label_beyond_int64_is_taken_for_another(ignore_index):
     labels[3] = 2**63 + 5
     with pytest.raises(ValueError, match=r"labels\[3\] is 9223372036854775813"):
         cutloss.linear_cross_entropy(e, c, labels, ignore_index=ignore_index)
+
+
+def test_a_matrix_of_labels_is_read_past_its_end():
+    e, c, labels = problem(6, 21, 8, ignored=False)
+    want = cutloss.linear_cross_entropy(e, c, labels).loss
+    assert cutloss.linear_cross_entropy(e.reshape(2, 3, 8), c, np.matrix(labels.reshape(2, 3))).loss == want

@@ -55,7 +55,8 @@ Status read(const char* argument, const T* from, void (*init)(T*), T& to) {
   init(&to);
   if (from == nullptr) return cutloss::invalid(argument, " is null");
   if (from->size < sizeof(from->size)) {
-    return cutloss::invalid(argument, ".size is ", from->size, "; call cutloss_", argument, "_init first");
+    return cutloss::invalid(argument, ".size is ", from->size, "; set it (cutloss_", argument,
+                            "_init does, where there is one)");
   }
   std::memcpy(&to, from, std::min(from->size, sizeof(T)));
   return Status();

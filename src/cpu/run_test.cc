@@ -156,6 +156,21 @@ TEST_P(EveryTarget, SameBitsForAnyNumberOfThreads) {
   }
 }
 
+TEST_P(EveryTarget, SameBitsForPlansOfAnyNumberOfThreads) {
+  for (const std::int64_t n : {16, 300}) {
+    Case test = Case::random(n, 6000, 16, 9);
+    for (const bool d_c : {false, true}) {
+      test.problem.want_d_e = true;
+      test.problem.want_d_c = d_c;
+      const std::string want = testing::run_plan(plan(test.problem, Mode::automatic, 1).value(), test.inputs()).bits();
+      for (const int threads : {2, 3, 8}) {
+        EXPECT_EQ(testing::run_plan(plan(test.problem, Mode::automatic, threads).value(), test.inputs()).bits(), want)
+            << threads << " threads, " << n << " tokens";
+      }
+    }
+  }
+}
+
 TEST_P(EveryTarget, VocabularySlicesAgreeWithTheOracle) {
   Case test = Case::random(5, 30000, 64, 10, 4.0f);
   test.problem.want_d_e = true;

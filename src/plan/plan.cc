@@ -17,13 +17,17 @@ namespace {
 
 // Without a budget, mode chunk may take this much: chunks of 512 and more tokens are within 2 % of the fastest.
 constexpr std::uint64_t kDefaultChunkBudget = std::uint64_t{512} << 20;
-constexpr std::int64_t kMaxChunkTokens = 2048;  // more only costs memory, whatever the budget
-constexpr std::int64_t kMaxTokenBlock = 1024;   // E panels and accumulators of a block stay in L3
-constexpr std::int64_t kMaxVocabTile = 224;     // logits and weights of a panel stay in L1
-constexpr std::int64_t kMinTileGroups = 8;      // below, loading and storing accumulators shows
-constexpr std::int64_t kHeadTokens = 512;       // gradient tiles of one step stay in L2
-constexpr std::int64_t kHeadRows = 768;         // vocabulary rows over which packing the tokens again is spread
-constexpr double kFlopsPerThread = 8e6;         // a thread takes 20 us to start, about 2 MFLOP of work
+constexpr std::int64_t kMaxChunkTokens = 2048;                  // more only costs memory, whatever the budget
+constexpr std::int64_t kMaxChunkBytes = std::int64_t{1} << 30;  // of logits, likewise
+constexpr std::int64_t kSlicedTokens = 1024;                    // fewer tokens than this are also divided by vocabulary
+constexpr std::int64_t kMaxSlices = 16;
+constexpr int kMaxThreads = 1024;
+constexpr std::int64_t kMaxTokenBlock = 1024;  // E panels and accumulators of a block stay in L3
+constexpr std::int64_t kMaxVocabTile = 224;    // logits and weights of a panel stay in L1
+constexpr std::int64_t kMinTileGroups = 8;     // below, loading and storing accumulators shows
+constexpr std::int64_t kHeadTokens = 512;      // gradient tiles of one step stay in L2
+constexpr std::int64_t kHeadRows = 768;        // vocabulary rows over which packing the tokens again is spread
+constexpr double kFlopsPerThread = 8e6;        // a thread takes 20 us to start, about 2 MFLOP of work
 
 double units_of(const Problem& p, Mode mode) {
   switch (mode) {
@@ -103,9 +107,12 @@ Plan fill(const Problem& p, Mode mode, const cpu::Kernels& kernels, std::int64_t
   const std::int64_t tiles = ceil_div(p.vocab, tile);
   const std::int64_t at_once = mode == Mode::chunk ? shape.chunk_tokens : p.tokens;
   const std::int64_t blocks = std::max<std::int64_t>(1, ceil_div(at_once, shape.token_block));
-  // With too few tokens for every thread to have a block of its own, threads share a block by parts of the vocabulary.
-  if (blocks < shape.threads)
-    plan.vocab_slices = std::min(ceil_div(shape.threads, blocks), std::max<std::int64_t>(1, tiles / 8));
+  // Few tokens do not make a block for every thread: tasks are then parts of the vocabulary too. How many follows from
+  // the problem and not from the threads, so that the bits of the result do not either.
+  if (!smallest) {
+    plan.vocab_slices = std::clamp<std::int64_t>(kSlicedTokens / std::max<std::int64_t>(1, std::min(at_once, p.tokens)),
+                                                 1, std::min(kMaxSlices, std::max<std::int64_t>(1, tiles / 8)));
+  }
   if (p.want_d_c) {
     const std::int64_t tokens = round_up(std::max<std::int64_t>(at_once, 1), kernels.panel);
     plan.head_tokens = smallest ? kernels.panel : std::min(round_up(kHeadTokens, kernels.panel), tokens);
@@ -115,6 +122,9 @@ Plan fill(const Problem& p, Mode mode, const cpu::Kernels& kernels, std::int64_t
           std::clamp<std::int64_t>(tiles / (4 * shape.threads), 1, std::max<std::int64_t>(1, kHeadRows / tile));
     }
   }
+  const std::int64_t loss_tasks = blocks * plan.vocab_slices;
+  const std::int64_t head_tasks = p.want_d_c ? ceil_div(tiles, plan.head_tiles) : 0;
+  plan.threads = static_cast<int>(std::min<std::int64_t>(plan.threads, std::max(loss_tasks, head_tasks)));
   plan.units = units_of(p, mode);
   plan.flops =
       plan.units * 2 * static_cast<double>(p.tokens) * static_cast<double>(p.vocab) * static_cast<double>(p.hidden);
@@ -149,7 +159,8 @@ Choice choose(const Problem& p, Mode mode, const cpu::Kernels& kernels, const Ma
   if (mode == Mode::chunk) chunks = halvings(std::min(tokens, kMaxChunkTokens), w);
   for (const std::int64_t chunk : chunks) {
     const std::int64_t at_once = mode == Mode::chunk ? std::min(chunk, tokens) : tokens;
-    for (int t = threads; t >= 1; --t) {
+    if (mode == Mode::chunk && chunk > w && chunk * p.vocab * 4 > kMaxChunkBytes) continue;
+    for (int t = threads; t >= 1; t = t > 8 ? t / 2 : t - 1) {
       // The largest block that gives every thread the same number of blocks.
       const std::int64_t even = ceil_div(at_once, round_up(ceil_div(at_once, kMaxTokenBlock), t));
       for (const std::int64_t block : halvings(std::max(even, std::min(at_once, 8 * w)), w)) {
@@ -176,7 +187,9 @@ Result<Plan> make_plan(const Problem& problem, const Limits& limits, const Machi
   if (kernels == nullptr) {
     return Status(StatusCode::unavailable, text("kernel target \"", machine.target, "\" is not in this build or CPU"));
   }
-  if (limits.threads < 0) return invalid("threads is ", limits.threads, "; it must be 0 (choose) or more");
+  if (limits.threads < 0 || limits.threads > kMaxThreads) {
+    return invalid("threads is ", limits.threads, "; it must be 0 (choose) to ", kMaxThreads);
+  }
 
   const std::vector<Mode> legal = legal_modes(problem);
   if (limits.mode != Mode::automatic && std::find(legal.begin(), legal.end(), limits.mode) == legal.end()) {
@@ -190,7 +203,8 @@ Result<Plan> make_plan(const Problem& problem, const Limits& limits, const Machi
   const double flops = 2.0 * static_cast<double>(problem.tokens) * static_cast<double>(problem.vocab) *
                        static_cast<double>(problem.hidden) * units_of(problem, legal.front());
   const int worth = static_cast<int>(std::clamp(flops / kFlopsPerThread, 1.0, 65536.0));
-  const int threads = limits.threads > 0 ? limits.threads : std::clamp(machine.threads, 1, worth);
+  const int threads =
+      limits.threads > 0 ? limits.threads : std::clamp(machine.threads, 1, std::min(worth, kMaxThreads));
 
   constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
   Choice best;

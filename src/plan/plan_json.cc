@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "cutloss/cutloss.hpp"
 #include "src/problem/resolve.h"
 #include "src/problem/text.h"
@@ -53,7 +55,7 @@ std::string Plan::json() const {
   json.number("head_tokens", head_tokens);
   json.number("head_tiles", head_tiles);
   json.number("units", units);
-  json.number("flops", static_cast<std::uint64_t>(flops));
+  json.number("flops", static_cast<std::uint64_t>(std::min(flops, 1.8e19)));
   json.number("workspace_bytes", workspace_bytes);
   json.number("input_bytes", inputs);
   json.number("gradient_bytes", gradients);

@@ -77,7 +77,7 @@ TEST(Plan, StaysInTheBudgetAndGrowsWithIt) {
       chunked = chunked || plan->mode == Mode::chunk;
       EXPECT_GE(plan->chunk_tokens, chunk) << "the chunk fell as the budget grew";
       chunk = plan->chunk_tokens;
-      EXPECT_LE(plan->workspace_bytes, std::uint64_t{3} << 30) << "a huge budget is not a reason to use it all";
+      EXPECT_LE(plan->workspace_bytes, std::uint64_t{1200} << 20) << "a huge budget is not a reason to use it all";
     }
     EXPECT_TRUE(chunked);
   }
@@ -133,6 +133,16 @@ TEST(Plan, TilesFollowTheCacheSize) {
   EXPECT_EQ(make_plan(p, {}, small)->vocab_tile % rows, 0);
 }
 
+TEST(Plan, ManyThreadsAreAnErrorOrCostNothingOnSmallProblems) {
+  Limits limits;
+  limits.threads = 2000000000;
+  EXPECT_EQ(make_plan(problem(8, 8, 8, true, false), limits, machine()).status().code(), StatusCode::invalid_argument);
+  limits.threads = 1024;
+  const Result<Plan> plan = make_plan(problem(6, 21, 8, true, true), limits, machine());
+  ASSERT_TRUE(plan.ok());
+  EXPECT_LE(plan->workspace_bytes, std::uint64_t{1} << 20);
+}
+
 TEST(Validate, EachBadFieldIsNamed) {
   const auto refuses = [](const Problem& p, const std::string& word) {
     const Status status = validate(p);
@@ -148,15 +158,19 @@ TEST(Validate, EachBadFieldIsNamed) {
   p.hidden = 0;
   refuses(p, "hidden");
   p = good;
+  p.hidden = std::int64_t{1} << 30;
+  refuses(p, "hidden");
+  p = good;
   p.tokens = -1;
   refuses(p, "tokens");
   p = good;
-  p.tokens = p.hidden = std::int64_t{1} << 40;
+  p.tokens = std::int64_t{1} << 40;
+  p.hidden = std::int64_t{1} << 20;
   refuses(p, "tokens x hidden");
   p = good;
   p.vocab = std::int64_t{1} << 62;
   refuses(p, "vocab x hidden");
-  for (const float cap : {0.0f, -1.0f, std::numeric_limits<float>::infinity(), std::nanf("")}) {
+  for (const float cap : {0.0f, -1.0f, 1e-30f, 9e37f, std::numeric_limits<float>::infinity(), std::nanf("")}) {
     p = good;
     p.softcap = cap;
     refuses(p, "softcap");

@@ -9,12 +9,18 @@ namespace {
 
 // 2^46 elements are 256 TiB of f32: every byte count below that fits 64 bits with room for the factors of a workspace.
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 46;
+// A tile is a fixed number of rows of D: this keeps the workspace of 1024 threads below 2^63 bytes.
+constexpr std::int64_t kMaxHidden = std::int64_t{1} << 24;
+// Outside, logit / cap falls where f32 has few digits or none for logits of ordinary size.
+constexpr float kMinSoftcap = 0x1p-64f;
+constexpr float kMaxSoftcap = 0x1p64f;
 
 bool too_many(std::int64_t a, std::int64_t b) { return b != 0 && a > kMaxElements / b; }
 
 bool is_float(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16; }
 
 Status check_stride(const char* argument, std::int64_t stride, std::int64_t extent) {
+  if (extent <= 1) return Status();  // never used
   const std::int64_t magnitude = stride == std::numeric_limits<std::int64_t>::min() ? kMaxElements + 1
                                  : stride < 0                                       ? -stride
                                                                                     : stride;
@@ -47,6 +53,7 @@ HeadStrides c_strides(const Problem& problem) {
 Status validate(const Problem& p) {
   if (p.tokens < 0) return invalid("tokens (N) is ", p.tokens, "; it must be 0 or more");
   if (p.hidden < 1) return invalid("hidden (D) is ", p.hidden, "; it must be 1 or more");
+  if (p.hidden > kMaxHidden) return invalid("hidden (D) is ", p.hidden, "; it must be at most 2^24");
   if (p.vocab < 1) {
     return invalid("vocab (V) is ", p.vocab, "; it must be 1 or more: is the table empty or not yet gathered?");
   }
@@ -72,9 +79,8 @@ Status validate(const Problem& p) {
 
   if (p.softcap) {
     const float cap = *p.softcap;
-    // Below 2^-126 its reciprocal would overflow.
-    if (!std::isfinite(cap) || cap < std::numeric_limits<float>::min()) {
-      return invalid("softcap is ", cap, "; it must be a finite number above 0, or absent");
+    if (!(cap >= kMinSoftcap && cap <= kMaxSoftcap)) {
+      return invalid("softcap is ", cap, "; it must be a number between 2^-64 and 2^64, or absent");
     }
   }
   return Status();

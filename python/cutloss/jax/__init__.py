@@ -104,7 +104,8 @@ def _kernel_labels(labels: jax.Array | np.ndarray, options: _options.Options) ->
     """Labels as int32 or int64. Large unsigned ids are kept out of range instead of wrapping into it."""
     taken = labels.dtype
     if labels.dtype.kind == "u" and labels.dtype.itemsize >= 4:
-        labels = jnp.minimum(jnp.asarray(labels), 2**31 - 1).astype(jnp.int32)
+        top = 2**31 - (2 if options.ignore_index == 2**31 - 1 else 1)
+        labels = jnp.minimum(jnp.asarray(labels), top).astype(jnp.int32)
     elif labels.dtype in (np.int32, np.int64):
         labels = jnp.asarray(labels)  # int64 becomes int32 where x64 is off
     else:

@@ -25,6 +25,7 @@ class Wants(NamedTuple):
 
 class Values(NamedTuple):
     loss: jax.Array  # f32: a scalar, or [N] for reduction "none"
-    lse: jax.Array  # f32 [N]
+    peak: jax.Array  # f32 [N], the largest logit or, from the kernels, the lse
+    log_mass: jax.Array  # f32 [N], lse - peak: kept apart, since lse rounded to f32 loses lse * 2^-24 of every softmax
     d_x: jax.Array | None  # [N, D], x's dtype
     d_w: jax.Array | None  # like w

@@ -24,7 +24,7 @@ _NOTHING = Wants(False, False)
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels: jax.Array, cotangent: jax.Array,
-              saved: tuple[jax.Array, jax.Array] | None) -> Values:
+              saved: tuple[jax.Array, jax.Array, jax.Array] | None) -> Values:
     return _compiled(options, wants, x, w, labels, cotangent, saved)
 
 
@@ -36,10 +36,10 @@ def _no_second_derivative(*_: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _compiled(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels: jax.Array, cotangent: jax.Array,
-              saved: tuple[jax.Array, jax.Array] | None) -> Values:
+              saved: tuple[jax.Array, jax.Array, jax.Array] | None) -> Values:
     def kernels(x: jax.Array, w: jax.Array, labels: jax.Array, cotangent: jax.Array, saved: Any) -> Values:
         loss, lse, d_x, d_w = _ffi.evaluate(options, wants, x, w, labels, cotangent)
-        return _shaped(options, wants, Values(loss, lse, d_x, d_w))
+        return _shaped(options, wants, Values(loss, lse, jnp.zeros_like(lse), d_x, d_w))
 
     def tiles(x: jax.Array, w: jax.Array, labels: jax.Array, cotangent: jax.Array, saved: Any) -> Values:
         return _shaped(options, wants, _xla.evaluate(options, wants, x, w, labels, cotangent, saved))
@@ -86,7 +86,7 @@ def _forward(options: Options, x: Any, w: Any, labels: Any) -> tuple[jax.Array, 
         # dw is no sum of saved parts scaled by one number: the backward pass has to see the cotangent.
         _ffi.make_plan(options, wants, x, w, labels)  # refuse now what the backward pass would refuse
         now = _evaluate(options, _NOTHING, x, w, labels, _ones(options, x), None)
-        return now.loss, _Later(wants, (x, w, labels, now.loss, now.lse))
+        return now.loss, _Later(wants, (x, w, labels, now.loss, now.peak, now.log_mass))
     now = _evaluate(options, wants, x, w, labels, _ones(options, x), None)
     return now.loss, _Scaled((now.d_x, now.d_w, labels if wants.d_x else None))
 
@@ -95,8 +95,8 @@ def _backward(options: Options, kept: Any, cotangent: Any) -> tuple[Any, Any, No
     if isinstance(cotangent, SymbolicZero):
         return None, None, None
     if isinstance(kept, _Later):
-        x, w, labels, nll, lse = kept.arrays
-        values = _evaluate(options, kept.wants, x, w, labels, cotangent, (nll, lse))
+        x, w, labels, *saved = kept.arrays
+        values = _evaluate(options, kept.wants, x, w, labels, cotangent, tuple(saved))
         return values.d_x, values.d_w, None
     d_x, d_w, labels = kept.arrays
     if d_x is not None:

@@ -3,7 +3,7 @@
 Two loops over tiles of TOKEN_TILE tokens x VOCAB_TILE ids, whose logits are the only ones that exist at a time:
 
   stream    loss, lse and dx: per token tile a running maximum, sum and accumulator over the vocabulary; 1u, 2u with dx
-  gradients dw and dx from a known lse: per vocabulary tile over all token tiles; 3u, or 2u without dx
+  gradients dw and dx from a known softmax: per vocabulary tile over all token tiles; 3u, or 2u without dx
 
 The last, smaller vocabulary tile is a slice of its own static size: neither padding, which would copy the table, nor a
 dynamic slice, whose start XLA moves back when it runs over the end. Token tiles are padded and masked.
@@ -40,8 +40,8 @@ class _Tokens(NamedTuple):
 
 
 def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels: jax.Array, cotangent: jax.Array,
-             saved: tuple[jax.Array, jax.Array] | None = None) -> Values:
-    """cotangent: f32, [1], or [N] for reduction "none". saved: (nll, lse) of an earlier call, when known."""
+             saved: tuple[jax.Array, jax.Array, jax.Array] | None = None) -> Values:
+    """cotangent: f32, [1], or [N] for reduction "none". saved: (nll, peak, log_mass) of an earlier call, when known."""
     tokens, hidden = x.shape
     vocab = w.shape[0 if options.head_layout == "vd" else 1]
     valid = labels != options.ignore_index
@@ -53,7 +53,7 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
     tiles = -(-tokens // TOKEN_TILE)
     if tiles == 0:
         empty = jnp.zeros((0,), _F32)
-        return Values(empty if options.reduction == "none" else _F32(0), empty,
+        return Values(empty if options.reduction == "none" else _F32(0), empty, empty,
                       jnp.zeros_like(x) if wants.d_x else None, jnp.zeros_like(w) if wants.d_w else None)
     rows = -(-tokens // (8 * tiles)) * 8  # tiles of one size, a multiple of 8 lanes, as near to equal as that allows
     batch = _Tokens(*(_tile(a, tiles, rows, fill) for a, fill in
@@ -61,20 +61,20 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
 
     stream_d_x = wants.d_x and not wants.d_w
     if saved is None or stream_d_x:
-        nll, lse, d_x = lax.map(lambda t: _stream(options, stream_d_x, t, w), batch)
+        nll, peak, log_mass, d_x = lax.map(lambda t: _stream(options, stream_d_x, t, w), batch)
     else:
-        nll, lse = (_tile(a, tiles, rows, 0) for a in saved)
+        nll, peak, log_mass = (_tile(a, tiles, rows, 0) for a in saved)
         d_x = None
     d_w = None
     if wants.d_w:
-        d_x, d_w = _gradients(options, wants, batch, w, nll, lse)
+        d_x, d_w = _gradients(options, wants, batch, w, nll, peak, log_mass)
 
     def flat(a: jax.Array) -> jax.Array:
         return a.reshape(tiles * rows, *a.shape[2:])[:tokens]
 
     # Tile sums first: one f32 sum over 2**20 tokens would lose three digits.
     loss = flat(nll) if options.reduction == "none" else nll.sum(1).sum(0) / count
-    return Values(loss, flat(lse), flat(d_x).astype(x.dtype) if wants.d_x else None, d_w)
+    return Values(loss, flat(peak), flat(log_mass), flat(d_x).astype(x.dtype) if wants.d_x else None, d_w)
 
 
 def _tile(a: jax.Array, tiles: int, rows: int, fill: Any) -> jax.Array:
@@ -145,7 +145,7 @@ def _is_label(target: jax.Array, first: Any, logits: jax.Array) -> jax.Array:
 
 
 def _stream(options: Options, want_d_x: bool, tokens: _Tokens, w: jax.Array) -> tuple[jax.Array, ...]:
-    """nll, lse [T] and dx [T, D] f32 (or None) of one token tile.
+    """nll, peak, log_mass [T] and dx [T, D] f32 (or None) of one token tile.
 
     The label's entry stays out of sum and accumulator. With s the sum of exp(z - m) over the others, nll is
     log1p(s exp(m - z_y)) and p_y - 1 = -s / (s + exp(z_y - m)): both keep their digits when p_y is almost 1, where
@@ -178,22 +178,22 @@ def _stream(options: Options, want_d_x: bool, tokens: _Tokens, w: jax.Array) -> 
     nll = jnp.where(confident, jnp.log1p(total * jnp.exp(top - label_logit)),
                     (top - label_logit) + jnp.log(total + jnp.exp(label_logit - top)))
     nll = jnp.where(label_logit == jnp.inf, jnp.nan, nll)  # an infinite logit must not look like certainty
-    lse = jnp.where(confident, label_logit + nll, top + jnp.log(total + jnp.exp(label_logit - top)))
-    nll, lse = (jnp.where(tokens.valid, jnp.where(tokens.bad, jnp.nan, a), 0) for a in (nll, lse))
+    peak = jnp.maximum(top, label_logit)
+    others = jnp.exp(top - peak)
+    mass = total * others + jnp.exp(label_logit - peak)
+    nll, peak, log_mass = (jnp.where(tokens.valid, jnp.where(tokens.bad, jnp.nan, a), 0)
+                           for a in (nll, peak, jnp.log(mass)))
     if not want_d_x:
-        return nll, lse, None
+        return nll, peak, log_mass, None
 
-    highest = jnp.maximum(top, label_logit)
-    others = jnp.exp(top - highest)
-    mass = total * others + jnp.exp(label_logit - highest)
     label_slope = 1 if options.softcap is None else 1 - (label_logit / options.softcap) ** 2
     label_weight = -(total * others / mass) * label_slope
     d_x = weighted * (others / mass)[:, None] + label_weight[:, None] * head.label_rows(tokens.target)
-    return nll, lse, jnp.where(tokens.valid[:, None], tokens.upstream[:, None] * d_x, 0).astype(tokens.x.dtype)
+    return nll, peak, log_mass, jnp.where(tokens.valid[:, None], tokens.upstream[:, None] * d_x, 0).astype(tokens.x.dtype)
 
 
 def _gradients(options: Options, wants: Wants, batch: _Tokens, w: jax.Array, nll: jax.Array,
-               lse: jax.Array) -> tuple[jax.Array | None, jax.Array]:
+               peak: jax.Array, log_mass: jax.Array) -> tuple[jax.Array | None, jax.Array]:
     """dx [tiles, T, D] f32 (or None) and dw."""
     head = _Head(options, w)
     tiles, rows, hidden = batch.x.shape
@@ -207,7 +207,7 @@ def _gradients(options: Options, wants: Wants, batch: _Tokens, w: jax.Array, nll
             tokens = jax.tree.map(lambda a: a[i], batch)
             x = jnp.where(tokens.valid[:, None], tokens.x, 0)
             z, slope = head.logits(x, tile)
-            p = jnp.exp(z - lse[i][:, None])
+            p = jnp.exp((z - peak[i][:, None]) - log_mass[i][:, None])
             dz = jnp.where(_is_label(tokens.target, first, z), label_weight[i][:, None], p)
             dz = dz * tokens.upstream[:, None] * (1 if slope is None else slope)
             d_tile += _product(dz, x, 0, 0) if head.vocab_axis == 0 else _product(x, dz, 0, 0)

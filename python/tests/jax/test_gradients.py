@@ -127,3 +127,14 @@ def test_adapters_on_a_frozen_head_get_another_gradient_than_dense():
         got = jax.grad(lambda p: linear_cross_entropy(adapted(p), w, labels, _impl=impl))(adapters)
         for name in adapters:
             np.testing.assert_allclose(got[name], want[name], rtol=0, atol=2e-5 * np.abs(want[name]).max())
+
+
+@pytest.mark.parametrize("impl", ["cpu", "xla"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_an_lse_rounded_to_f32_blurs_the_softmax_of_large_logits(impl, reduction):
+    """All logits near 2^20, exactly: only their differences count, and p computed as exp(z - lse) is off by 3 %."""
+    w = np.array([[0, 1], [0, 1], [0, 1], [-1, 1]], np.float32)
+    x = np.array([[1, 2.0**20]], np.float32)
+    got = jax.grad(lambda w: linear_cross_entropy(x, w, np.array([0]), reduction=reduction, _impl=impl).sum())(w)[:, 0]
+    p = np.exp([0.0, 0, 0, -1]) / np.exp([0.0, 0, 0, -1]).sum()
+    np.testing.assert_allclose(got, p - [1, 0, 0, 0], rtol=32 * 2.0**-24)
