@@ -58,7 +58,8 @@ def linear_cross_entropy(
         "loss" no gradient, 1u; "stream" dE only, 2u; "chunk" 3u, holds the logits of some tokens; "recompute" 4u,
         3u for dC alone, holds a tile.
       budget: most memory to use beside inputs and results, in bytes or as text: "64MiB", "1.5GiB".
-      threads: most threads to use; None for what the machine and the work suggest. The result does not depend on it.
+      threads: most threads to use; None for what the machine and the work suggest. The result does
+        not depend on it, unless a budget makes the chunk of mode "chunk" depend on it.
       target: kernel target, one of ``available_targets()``; None for the best.
 
     Arrays may be NumPy arrays (read-only, memory-mapped, strided, reversed, broadcast) or speak DLPack (PyTorch CPU

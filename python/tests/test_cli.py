@@ -254,6 +254,16 @@ def test_bad_files(data):
     refused(BAD_USAGE, "loss", *inputs(folder), "--nll", folder / "no" / "x.npy", words=["cannot write", "x.npy"])
 
 
+def test_an_output_never_replaces_an_input_or_another_output(data):
+    folder, _ = data
+    before = (folder / "e.npy").read_bytes()
+    again = folder / "x" / ".." / "e.npy"
+    refused(BAD_USAGE, "loss", *inputs(folder), "--d-e", again, words=["--e and --d-e name the same file"])
+    out = folder / "o.npy"
+    refused(BAD_USAGE, "loss", *inputs(folder), "--nll", out, "--lse", out, words=["--nll and --lse"])
+    assert (folder / "e.npy").read_bytes() == before and not out.exists()
+
+
 def test_bad_usage(data):
     folder, _ = data
     loss = ["loss", *inputs(folder)]

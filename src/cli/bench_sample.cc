@@ -28,7 +28,8 @@ double relative_error(const double* want, const double* got, std::int64_t n) {
     error += (want[k] - got[k]) * (want[k] - got[k]);
     norm += want[k] * want[k];
   }
-  return std::sqrt(norm > 0 ? error / norm : error);
+  // Weights below 2^-126 are flushed: of gradients that small (a softcap far below the logits) no digit is promised.
+  return std::sqrt(error) / (std::sqrt(norm) + 0x1p-100);
 }
 
 class Sample {
@@ -80,7 +81,7 @@ class Sample {
   std::pair<double, double> logit(double product) const {
     if (!p_.softcap) return {product, 1.0};
     const double cap = static_cast<double>(*p_.softcap), t = std::tanh(product / cap);
-    return {cap * t, 1 - t * t};
+    return {cap * t, 1 / (std::cosh(product / cap) * std::cosh(product / cap))};
   }
 
   // nll and dE of rows spread over the batch: one pass over the head for the logits, one for the gradients.
@@ -158,7 +159,10 @@ class Sample {
         const std::size_t at = static_cast<std::size_t>(i);
         const std::vector<double> e = hidden_row(i);
         const auto [z, slope] = logit(dot(e.data(), c.data(), d_));
-        const double weight = (std::exp(z - static_cast<double>(a_.lse[at])) - (j == a_.labels[at])) * slope * scale_;
+        // p - 1 of the label from its nll: exp(z - lse) - 1 with an lse in f32 has no digit where the row is confident.
+        const double gradient = j == a_.labels[at] ? std::expm1(-static_cast<double>(a_.nll[at]))
+                                                   : std::exp(z - static_cast<double>(a_.lse[at]));
+        const double weight = gradient * slope * scale_;
         for (std::size_t k = 0; k < c.size(); ++k) want[k] += weight * e[k];
       }
       const DType dtype = p_.d_c_dtype.value_or(p_.c_dtype);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -64,7 +65,27 @@ Status describe(const NpyArray& e, const NpyArray& c, const NpyArray& labels, Pr
   return {};
 }
 
+// An output that would overwrite an input or another output, or "".
+std::string clash(const LossOptions& options) {
+  const std::pair<const char*, const std::string*> files[] = {
+      {"--e", &options.e},     {"--c", &options.c},     {"--labels", &options.labels}, {"--d-e", &options.d_e},
+      {"--d-c", &options.d_c}, {"--nll", &options.nll}, {"--lse", &options.lse}};
+  constexpr std::size_t kInputs = 3;
+  std::error_code ignored;
+  for (std::size_t b = kInputs; b < std::size(files); ++b) {
+    for (std::size_t a = 0; a < b; ++a) {
+      if (files[a].second->empty() || files[b].second->empty()) continue;
+      if (std::filesystem::weakly_canonical(*files[a].second, ignored) ==
+          std::filesystem::weakly_canonical(*files[b].second, ignored)) {
+        return fmt::format("{} and {} name the same file, {}", files[a].first, files[b].first, *files[b].second);
+      }
+    }
+  }
+  return "";
+}
+
 int loss(const LossOptions& options) {
+  if (const std::string both = clash(options); !both.empty()) return report_usage(both);
   const auto read = [](const std::string& option, const std::string& path) -> Result<NpyArray> {
     Result<NpyArray> array = read_npy(path);
     if (!array.ok()) return Status(array.status().code(), fmt::format("{}: {}", option, array.status().message()));

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 
 namespace cutloss::cli {
@@ -130,11 +131,13 @@ Status write_npy(const std::string& path, DType dtype, const std::vector<std::in
   prefix += header;
   const std::size_t bytes = count * cutloss::size_of(dtype);
   bool written = std::fwrite(prefix.data(), 1, prefix.size(), file) == prefix.size() &&
-                 (bytes == 0 || std::fwrite(data, 1, bytes, file) == bytes);
+                 (bytes == 0 || std::fwrite(data, 1, bytes, file) == bytes) && std::fflush(file) == 0;
   const int error = errno;
   written = std::fclose(file) == 0 && written;
   if (!written) {
-    std::remove(path.c_str());
+    // Half a file is worse than none; a device or a pipe is not ours to remove.
+    std::error_code ignored;
+    if (std::filesystem::is_regular_file(path, ignored)) std::filesystem::remove(path, ignored);
     return bad(fmt::format("cannot write {}: {}", path, std::strerror(error)));
   }
   return {};

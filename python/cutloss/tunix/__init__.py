@@ -8,7 +8,11 @@
 
 Only the default loss changes. The model keeps returning its true logits, so generation, DPO and RL see no difference,
 and a trainer that was given a loss with `with_loss_fn` keeps it. Supported models are listed in `adapters.py`; any
-other is refused with `UnsupportedModelError`. Importing this module does not import Tunix.
+other is refused with `UnsupportedModelError`.
+
+The loss is Tunix's own, to the last rule: on Tunix 0.1.7 that includes gradient accumulation by the mean of the
+micro-batches' means, which weights a micro-batch of few targets like one of many. One thing differs: a target id outside
+the vocabulary, of which Tunix makes a loss of 0, makes the loss NaN here. Importing this module does not import Tunix.
 """
 
 from .adapters import UnsupportedModelError

@@ -17,6 +17,8 @@ from .loss import cut_loss_fn
 _lock = threading.RLock()
 _originals: dict[str, object] = {}
 _checked: weakref.WeakSet = weakref.WeakSet()
+_bodies = 0  # of `with patched()` that are open
+_installed_by_body = False
 
 
 def install() -> None:
@@ -56,15 +58,23 @@ def is_installed() -> bool:
 def patched():
     """Installs for the body, then uninstalls, unless it was installed before. Build the trainer and train in the body.
 
-    A trainer built in the body and trained after it has the loss, but not the self-check.
+    Bodies may nest or overlap, in one thread or several: the last to end uninstalls. A trainer built in the body and
+    trained after it has the loss, but not the self-check.
     """
-    was_installed = is_installed()
-    install()
+    global _bodies, _installed_by_body
+    with _lock:
+        if not is_installed():
+            install()
+            _installed_by_body = True
+        _bodies += 1
     try:
         yield
     finally:
-        if not was_installed:
-            uninstall()
+        with _lock:
+            _bodies -= 1
+            if _bodies == 0 and _installed_by_body:
+                _installed_by_body = False
+                uninstall()
 
 
 def with_cut_loss(trainer):

@@ -18,6 +18,16 @@ def test_import_does_not_load_tunix():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_a_body_that_ends_first_takes_the_patch_from_one_that_is_open():
+    first, second = ct.patched(), ct.patched()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert ct.is_installed()
+    second.__exit__(None, None, None)
+    assert not ct.is_installed()
+
+
 def test_uninstall_restores_the_very_objects():
     from tunix.models.gemma3.model import Embedder
     from tunix.sft import peft_trainer
