@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from . import report
+from . import data, report
 from .arm import ARMS, ArmSettings
 
 # Two f32 losses of the same hidden states differ by rounding (about 1e-6 of a loss near 3), and each step's update
@@ -38,7 +38,7 @@ examples
 
 results, in the folder --out
   metrics.jsonl  everything the arms reported, as they ran     summary.csv  one row an arm
-  plot.png       memory and loss                               ARM.log      what Tunix and JAX printed
+  plot.png       memory and loss                               ARM.log      what Tunix and JAX printed, if they did
 
 exit status: 0 the arms agree, 1 they do not or one failed, 2 wrong usage.
 """
@@ -166,6 +166,8 @@ class Display:
             case "step":
                 note = f"loss {event['loss']:.4f}, {event['seconds']:.1f} s"
                 self._progress.advance(self._task)
+            case "error":
+                note = event["message"]
             case "trained":
                 note = f"peak {event['peak_rss_bytes'] / report.GIB:.2f} GiB"
             case _:
@@ -182,11 +184,21 @@ def main(argv: list[str] | None = None) -> int:
     from rich.console import Console
 
     console = Console(stderr=options.json)
+
+    def failed(problem: object, status: int) -> int:
+        console.print(f"cutloss-demo: {problem}", style="bold red", highlight=False, markup=False, soft_wrap=True)
+        if options.json:
+            print(json.dumps({"ok": False, "problem": str(problem)}))
+        return status
+
     try:
+        if options.data:  # before anything of an earlier run is replaced
+            data.load(options.data)
         return _run(options, console)
+    except data.DataError as error:
+        return failed(error, 2)
     except (ArmFailed, OSError, RuntimeError, ValueError) as error:
-        console.print(f"cutloss-demo: {error}", style="bold red", highlight=False, markup=False, soft_wrap=True)
-        return 1
+        return failed(error, 1)
     except KeyboardInterrupt:
         console.print("cutloss-demo: stopped; what the arms reported so far is in metrics.jsonl", style="bold red")
         return 130

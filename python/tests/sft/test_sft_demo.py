@@ -118,3 +118,13 @@ def test_settings_survive_the_command_line():
 def test_peak_memory_is_of_this_process_and_in_bytes():
     assert 2**23 < arm.peak_rss_bytes() < 2**40
     assert os.getpid() > 0
+
+
+def test_bad_data_destroys_the_results_of_an_earlier_run(tmp_path, capsys):
+    (tmp_path / "summary.csv").write_text("precious")
+    bad = tmp_path / "bad.tsv"
+    bad.write_text("one column\n")
+    status = demo.main(["--data", str(bad), "--out", str(tmp_path), "--json"])
+    assert status == 2 and (tmp_path / "summary.csv").read_text() == "precious"
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ok"] is False and "bad.tsv:1" in answer["problem"]
