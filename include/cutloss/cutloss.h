@@ -48,7 +48,7 @@ typedef enum {
 
 typedef struct {
   size_t size;
-  int64_t tokens, hidden, vocab;        /* N >= 0, D >= 1, V >= 1 */
+  int64_t tokens, hidden, vocab;        /* N >= 0, D in [1, 2^24], V >= 1 */
   int32_t e_dtype, c_dtype;             /* CUTLOSS_F32 or CUTLOSS_BF16 */
   int32_t label_dtype;                  /* CUTLOSS_I32 or CUTLOSS_I64 */
   int32_t head_layout;                  /* cutloss_head_layout */
@@ -58,14 +58,14 @@ typedef struct {
   int32_t reduction;                    /* cutloss_reduction */
   int32_t bad_labels;                   /* cutloss_bad_labels */
   int64_t ignore_index;
-  float softcap; /* 0: none */
+  float softcap; /* 0: none; else in [2^-64, 2^64] */
   int32_t want_d_e, want_d_c;
 } cutloss_problem;
 
 typedef struct {
   size_t size;
   int32_t mode;          /* cutloss_mode */
-  int32_t threads;       /* 0: choose */
+  int32_t threads;       /* up to 1024; 0: choose */
   int32_t has_budget;    /* 0: no budget, and budget_bytes is not read */
   uint64_t budget_bytes; /* for the workspace */
   const char* target;    /* a kernel target by name; NULL: CUTLOSS_TARGET or the best */

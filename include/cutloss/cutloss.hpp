@@ -96,7 +96,7 @@ struct Strides {
 
 struct Problem {
   std::int64_t tokens = 0;  // N; may be 0
-  std::int64_t hidden = 0;  // D >= 1
+  std::int64_t hidden = 0;  // D in [1, 2^24]
   std::int64_t vocab = 0;   // V >= 1
 
   DType e_dtype = DType::f32;      // f32 or bf16
@@ -109,7 +109,7 @@ struct Problem {
 
   Reduction reduction = Reduction::mean;
   std::int64_t ignore_index = -100;
-  std::optional<float> softcap;  // cap * tanh(logit / cap), cap > 0
+  std::optional<float> softcap;  // cap * tanh(logit / cap), cap in [2^-64, 2^64]
   BadLabels bad_labels = BadLabels::error;
 
   bool want_d_e = false;           // dE [N, D], contiguous
@@ -140,7 +140,7 @@ std::vector<std::string> available_targets();
 struct Limits {
   Mode mode = Mode::automatic;
   std::optional<std::uint64_t> budget_bytes;  // for the workspace: memory beyond inputs and requested outputs
-  int threads = 0;  // most threads; 0: as many as the machine allows and the work is worth
+  int threads = 0;  // most threads, up to 1024; 0: as many as the machine allows and the work is worth
 };
 
 struct Rejection {

@@ -1,10 +1,8 @@
 // Compiles the simd/ headers once per target of kernels.inc and hands out the resulting tables.
 #include "src/cpu/kernels.h"
 
-// SSSE3 and AVX3_DL would add two copies of everything: the first CPUs with FMA have AVX2, and AVX3_DL's
-// additions (integer dot products) are not used.
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
-#define HWY_COMPILE_ALL_ATTAINABLE
+#include "src/cpu/simd/targets.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/cpu/kernels.cc"
 #include "hwy/foreach_target.h"  // re-includes this file once per target

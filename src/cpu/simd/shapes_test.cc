@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "src/cpu/kernels.h"
+#include "src/cpu/simd/targets.h"
 
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/cpu/simd/shapes_test.cc"
 #include "hwy/foreach_target.h"  // re-includes this file once per target
