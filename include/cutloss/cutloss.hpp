@@ -8,8 +8,16 @@
 //   run()    does it          reads Inputs, writes Outputs, uses the workspace the plan asked for and nothing else
 //
 // Symbols: N tokens, D hidden size, V vocabulary; E [N, D] hidden states, C the head's table ([V, D] or [D, V]);
-// z = softcap(E * C^T) logits, lse_i = log sum_v exp z_iv, nll_i = lse_i - z_{i, label_i}.
+// r = logit_scale * E * C^T + bias, z = softcap * tanh(r / softcap) logits (z = r without softcap),
+// lse_i = log sum_v exp z_iv, p = exp(z - lse), nll_i = lse_i - z_{i, label_i}.
 // 1u is one product of the size of the logits, 2*N*V*D floating-point operations.
+//
+// The loss of row i, with class weights w (1 without them, W = sum_v w_v), label y, smoothing s, token weight t:
+//   l_i = t_i * [ (1 - s) w_y nll_i + (s / V) sum_v w_v (lse_i - z_iv) + z_loss * lse_i^2 ]
+// or, with soft targets (ids k, probabilities q), l_i = t_i * [ sum_k q_ik (lse_i - z_ik) + z_loss * lse_i^2 ].
+//   sum: sum_i l_i      none: l      mean: sum_i l_i / denominator, by default sum_i t_i w_{y_i} (sum_i t_i sum_k q_ik)
+// These are torch.nn.functional.cross_entropy's definitions where it has the option. Gradients are of the loss times
+// its cotangent, plus of sum_i lse_cotangent_i lse_i.
 //
 // The library never prints, aborts, exits or throws; every failure is a Status whose text names the argument, the
 // value and the limit. All entry points may be called from several threads at once.
@@ -74,18 +82,27 @@ class [[nodiscard]] Result {
 
 // ----------------------------------------------------------------------------------------------------- problem
 
-enum class DType { f32, bf16, i32, i64 };
+enum class DType { f32, bf16, i32, i64, f16 };
 enum class HeadLayout { vd, dv };          // the table is [V, D] (a tied embedding) or [D, V] (a JAX kernel)
-enum class Reduction { mean, sum, none };  // mean divides by the number of labels that are not ignore_index
+enum class Reduction { mean, sum, none };  // the formulas stand at the top of this file
 enum class BadLabels { error, nan };       // a label outside [0, V): refuse, or NaN loss and gradient for its row
 
-// How the work is done. All are exact; they differ in memory and in how often the logits are formed.
+// Which parts of the gradient may be left out (the loss is always exact). epsilon is a probability.
+enum class Filter {
+  none,
+  certified,  // entries with p < epsilon are dropped, and what that costs is bounded: see FilterReport
+  unbiased,   // such an entry is kept with probability p / epsilon and then weighs epsilon: right in expectation
+  tile,       // whole tiles with every |dz| < epsilon are dropped: the filter of Cut Cross-Entropy, for comparison
+};
+
+// How the work is done. All but sparse are exact; they differ in memory and in how often the logits are formed.
 enum class Mode {
   automatic,  // the fastest that fits the budget
   loss,       // no gradient: 1u
   stream,     // dE only, the logits formed once: 2u, extra memory a tile and one block of tokens
   chunk,      // dC (and dE): logits of a chunk of tokens kept: 3u, extra memory chunk x V
   recompute,  // dC (and dE): nothing kept: 4u (3u for dC alone), extra memory a tile
+  sparse,     // with a filter: 1u and the kept entries' share of the rest
 };
 
 // Element (not byte) strides of an array, in the array's own axis order. Zero and negative strides are legal.
@@ -94,13 +111,22 @@ struct Strides {
   std::int64_t axis1 = 0;
 };
 
+// What else is wanted of each row, out of the same pass. Ignored rows have 0 (ids: -1).
+struct Metrics {
+  bool entropy = false;      // -sum_v p_v log p_v
+  bool argmax = false;       // id of the largest logit (the lowest of equals), and whether it is the label
+  bool rank = false;         // number of logits larger than the label's
+  std::int64_t top_k = 0;    // ids and log-probabilities of the k largest logits, in [0, 128]; ids -1 beyond V
+  bool mean_logits = false;  // [V], mean over valid rows; with softcap this forms the logits once more (1u)
+};
+
 struct Problem {
   std::int64_t tokens = 0;  // N; may be 0
   std::int64_t hidden = 0;  // D in [1, 2^24]
   std::int64_t vocab = 0;   // V >= 1
 
-  DType e_dtype = DType::f32;      // f32 or bf16
-  DType c_dtype = DType::f32;      // f32 or bf16, independent of e_dtype; sums are always f32
+  DType e_dtype = DType::f32;      // f32, bf16 or f16
+  DType c_dtype = DType::f32;      // the same, independent of e_dtype; sums are always f32
   DType label_dtype = DType::i64;  // i32 or i64
   HeadLayout head_layout = HeadLayout::vd;
   std::optional<Strides> e_strides;  // default: contiguous [N, D]
@@ -108,14 +134,37 @@ struct Problem {
   std::int64_t label_stride = 1;
 
   Reduction reduction = Reduction::mean;
-  std::int64_t ignore_index = -100;
-  std::optional<float> softcap;  // cap * tanh(logit / cap), cap in [2^-64, 2^64]
+  std::int64_t ignore_index = -100;  // also pads the ids of soft targets
   BadLabels bad_labels = BadLabels::error;
+  std::optional<DType> bias_dtype;  // given: there is a bias [V]; f32, bf16 or f16. -inf masks an id
+  float logit_scale = 1.0f;         // finite; the inverse of a temperature
+  std::optional<float> softcap;     // cap * tanh(logit / cap), cap in [2^-64, 2^64]
+  bool token_weights = false;       // f32 [N]; a row of weight 0 is not looked at
+  bool class_weights = false;       // f32 [V]
+  float label_smoothing = 0.0f;     // in [0, 1]
+  float z_loss = 0.0f;              // finite
+  std::int64_t soft_targets = 0;    // K >= 1: targets are ids and probabilities [N, K], and there are no labels
+  std::int64_t shift = 0;           // row i is matched with label (or soft target) i + shift ...
+  std::int64_t sequence = 0;        // ... of the same sequence of this many rows; 0: all N rows are one sequence
+  bool lse_cotangent = false;       // there is an upstream gradient of lse, f32 [N]
+  Metrics metrics;
+
+  Filter filter = Filter::none;  // certified, unbiased: with tolerance or epsilon; tile: with epsilon
+  std::optional<float>
+      tolerance;                 // certified: most dropped mass of a row; unbiased: most sqrt(epsilon * mass below it)
+  std::optional<float> epsilon;  // a probability, in (0, 1)
+  bool vocab_order = false;      // the vocabulary is worked through in a given order, i64 [V], a permutation
 
   bool want_d_e = false;           // dE [N, D], contiguous
   bool want_d_c = false;           // dC in head_layout, contiguous
+  bool want_d_bias = false;        // [V]
   std::optional<DType> d_e_dtype;  // default: e_dtype
   std::optional<DType> d_c_dtype;  // default: c_dtype
+  bool accumulate_d_e = false;     // add to what the output holds, rounding once
+  bool accumulate_d_c = false;
+  bool accumulate_d_bias = false;
+  bool compensated =
+      false;  // mode chunk: dC is summed over chunks with its rounding errors kept, 4 or 8 V D bytes more
 };
 
 // Every policy on a Problem lives behind this one function; make_plan() calls it.
@@ -187,10 +236,32 @@ class Executor {
 std::unique_ptr<Executor> make_thread_executor(int threads);
 
 struct Inputs {
-  const void* e = nullptr;           // [N, D]
-  const void* c = nullptr;           // [V, D] or [D, V]
-  const void* labels = nullptr;      // [N]
-  const float* cotangent = nullptr;  // upstream gradient of the loss: one value, or [N] for Reduction::none; null: 1
+  const void* e = nullptr;                    // [N, D]
+  const void* c = nullptr;                    // [V, D] or [D, V]
+  const void* labels = nullptr;               // [N]; null with soft targets
+  const float* cotangent = nullptr;           // upstream gradient of the loss: one value, or [N] for none; null: 1
+  const void* bias = nullptr;                 // [V]; this and the following are there exactly if the problem says so
+  const float* token_weights = nullptr;       // [N]
+  const float* class_weights = nullptr;       // [V]
+  const float* lse_cotangent = nullptr;       // [N]
+  const void* soft_ids = nullptr;             // [N, K] in label_dtype, contiguous
+  const float* soft_probabilities = nullptr;  // [N, K]
+  const std::int64_t* vocab_order = nullptr;  // [V]
+  std::optional<double> denominator;          // of a mean, 0 or more; 0 makes loss and gradients 0
+  std::uint64_t seed = 0;                     // filter unbiased: another seed, other random numbers
+};
+
+// What a filter did. For row i let A_i be the factor of its softmax in dz (g_i, plus what smoothing, z_loss and
+// lse_cotangent add), and c_v the row v of the table.
+struct FilterReport {
+  std::int64_t rows = 0;         // rows that were filtered or redone
+  std::int64_t rows_redone = 0;  // done exactly after all: over the tolerance, or too flat to be worth filtering
+  double kept_entries = 0;       // of the rows that stayed filtered, labels included
+  double epsilon = 0;            // the one that was used
+  double dropped_mass_mean = 0;  // delta_i: softmax mass below epsilon, dropped or left to chance
+  double dropped_mass_max = 0;
+  double error_bound = 0;  // largest bound on ||error of dE_i||: certified |scale A_i| delta_i max_v ||c_v - c_mean||,
+                           // unbiased (root mean square) |scale A_i| sqrt(epsilon delta_i) max_v ||c_v||
 };
 
 // Null outputs are not written, except that wanted gradients must be there. Ignored rows get 0 everywhere.
@@ -200,7 +271,16 @@ struct Outputs {
   float* lse = nullptr;                 // [N]
   void* d_e = nullptr;                  // [N, D], contiguous
   void* d_c = nullptr;                  // like the table, contiguous
-  std::int64_t* valid_count = nullptr;  // labels that are not ignore_index
+  std::int64_t* valid_count = nullptr;  // rows with a label that is not ignore_index (with soft targets: all rows)
+  void* d_bias = nullptr;               // [V]; the gradients and metrics are there exactly if the problem wants them
+  float* entropy = nullptr;             // [N]
+  std::int64_t* argmax = nullptr;       // [N]
+  std::uint8_t* correct = nullptr;    // [N], 1 where argmax is the label (of soft targets: the likeliest); may be null
+  std::int64_t* rank = nullptr;       // [N]
+  std::int64_t* top_k_ids = nullptr;  // [N, k], by falling logit
+  float* top_k_logprobs = nullptr;    // [N, k]
+  float* mean_logits = nullptr;       // [V]
+  FilterReport* filter_report = nullptr;  // may be null
 };
 
 // Same bits for the same problem and plan, for any executor and any number of threads.
@@ -212,6 +292,10 @@ Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, std::
 // The same, with a workspace of its own for the time of the call.
 Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, Executor* executor = nullptr);
 
+// An order for Inputs::vocab_order, i64 [V]: by falling mean logit over the rows that count. Filters keep fewer entries
+// in it, since the running lse is nearly the final one from the start. V * D work; deterministic.
+Status learn_vocab_order(const Problem& problem, const Inputs& inputs, std::int64_t* order);
+
 // ------------------------------------------------------------------------------------------------------- names
 
 std::string_view version();
@@ -219,6 +303,7 @@ std::string_view name(DType);
 std::string_view name(HeadLayout);
 std::string_view name(Reduction);
 std::string_view name(Mode);
+std::string_view name(Filter);
 std::size_t size_of(DType);
 
 }  // namespace cutloss

@@ -80,11 +80,8 @@ Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, std::
   const cpu::KernelFloatEnv float_env;
   const Workspace map = map_workspace(plan, workspace.data());
   const auto tokens = static_cast<std::size_t>(p.tokens);
-  const LabelScan labels = scan_labels(p, inputs.labels, {map.rows.row, tokens}, {map.rows.label, tokens});
-  if (labels.first_bad_row >= 0 && p.bad_labels == BadLabels::error) {
-    return invalid("labels[", labels.first_bad_row, "] is ", labels.first_bad_label, ", outside [0, vocab) = [0, ",
-                   p.vocab, ") and not ignore_index (", p.ignore_index, ")");
-  }
+  const RowScan labels = scan_rows(p, inputs, {map.rows.row, tokens}, {map.rows.label, tokens});
+  if (!labels.bad.ok() && p.bad_labels == BadLabels::error) return labels.bad;
   clear_outputs(p, outputs, labels.valid);
   if (outputs.valid_count != nullptr) *outputs.valid_count = labels.valid;
 

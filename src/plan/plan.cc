@@ -35,6 +35,7 @@ double units_of(const Problem& p, Mode mode) {
     case Mode::stream: return 2;
     case Mode::chunk: return p.want_d_e ? 3 : 2;
     case Mode::recompute: return p.want_d_e ? 4 : 3;
+    case Mode::sparse:
     case Mode::automatic: break;
   }
   return 0;

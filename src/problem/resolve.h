@@ -21,23 +21,38 @@ HeadStrides c_strides(const Problem& problem);
 HeadStrides d_c_strides(const Problem& problem);  // of the contiguous output
 inline DType d_e_dtype(const Problem& problem) { return problem.d_e_dtype.value_or(problem.e_dtype); }
 inline DType d_c_dtype(const Problem& problem) { return problem.d_c_dtype.value_or(problem.c_dtype); }
+inline std::int64_t sequence_or_tokens(const Problem& p) { return p.sequence > 0 ? p.sequence : p.tokens; }
+// dC or dbias: what tasks that own vocabulary compute.
+inline bool wants_head(const Problem& p) { return p.want_d_c || p.want_d_bias; }
+inline bool wants_gradient(const Problem& p) { return p.want_d_e || wants_head(p); }
 inline float softcap_or_zero(const Problem& problem) { return problem.softcap.value_or(0.0f); }
 
-// Sorts the labels by what becomes of their rows.
-struct LabelScan {
-  std::int64_t valid = 0;           // not ignore_index; BadLabels::nan rows are among them
-  std::int64_t first_bad_row = -1;  // a label outside [0, V) that is not ignore_index, -1 if there is none
-  std::int64_t first_bad_label = 0;
+// Sorts the rows by what becomes of them.
+struct RowScan {
+  std::int64_t valid = 0;     // rows with a label (soft target) that is not ignore_index
+  std::int64_t computed = 0;  // of these the ones that count: no weight makes them vanish
+  Status bad;                 // names the first label or id outside [0, V) that is not ignore_index
 };
 constexpr std::int64_t kBadLabel = -1;  // what a bad label becomes in `labels` below: matches no vocabulary entry
 
-// Writes the rows to compute and their labels, in order; both spans hold at least problem.tokens values.
-LabelScan scan_labels(const Problem& problem, const void* labels, std::span<std::int64_t> rows,
-                      std::span<std::int64_t> row_labels);
+// Writes the rows to compute and their labels, in order; both spans hold at least problem.tokens values. With soft
+// targets a row's label is its likeliest id (the first of equals).
+RowScan scan_rows(const Problem& problem, const Inputs& inputs, std::span<std::int64_t> rows,
+                  std::span<std::int64_t> row_labels);
+
+// Soft target k of row i, which the shift has already been applied to; id kBadLabel if it is out of range.
+struct SoftTarget {
+  std::int64_t id;
+  double probability;  // 0 where the id is ignore_index
+};
+SoftTarget soft_target(const Problem& problem, const Inputs& inputs, std::int64_t row, std::int64_t k);
 
 // The checks that need the buffers themselves: presence, overlap.
 Status validate_buffers(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                         std::span<const std::byte> workspace);
+
+// position[vocab_order[i]] = i; an error if vocab_order is no permutation. position holds problem.vocab values.
+Status invert_order(const Problem& problem, const Inputs& inputs, std::span<std::int64_t> position);
 
 }  // namespace cutloss
 
