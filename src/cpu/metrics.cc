@@ -104,7 +104,8 @@ void observe_tile(const Context& context, const MetricState& state, std::int64_t
     if (peak.max[i] < top[m.top_k - 1]) continue;
     for (std::int64_t v = 0; v < rows; ++v) {
       const float value = z[v * w + i];
-      if (value >= top[m.top_k - 1] && value > kLowest) insert(top, top_id, m.top_k, value, id_at(context, tile_row + v));
+      if (value >= top[m.top_k - 1] && value > kLowest)
+        insert(top, top_id, m.top_k, value, id_at(context, tile_row + v));
     }
   }
 }
@@ -126,7 +127,7 @@ void write_metrics(const Context& context, const RowMetrics& row, const RowSoftm
                   std::exp(state.max[row.lane] - row.max);
     }
     const double others = softmax.weight == 0 ? 0 : softmax.weight * (softmax.lse * row.sum - weighted);
-    const double own = row.has_label && softmax.label > 0 ? softmax.label * (softmax.lse - row.label_logit) : 0;
+    const double own = row.has_label && softmax.label > 0 ? softmax.label * softmax.nll : 0;
     out.entropy[to] = static_cast<float>(others + own);
   }
   const auto label_logit = static_cast<float>(row.label_logit);
@@ -161,8 +162,7 @@ void write_metrics(const Context& context, const RowMetrics& row, const RowSoftm
     if (row.has_label && label_logit > kLowest) insert(top, top_id, m.top_k, label_logit, label);
     for (std::int64_t k = 0; k < m.top_k; ++k) {
       out.top_k_ids[to * m.top_k + k] = top_id[k];
-      out.top_k_logprobs[to * m.top_k + k] =
-          top_id[k] == kNone ? kLowest : static_cast<float>(top[k] - softmax.lse);
+      out.top_k_logprobs[to * m.top_k + k] = top_id[k] == kNone ? kLowest : static_cast<float>(top[k] - softmax.lse);
     }
   }
 }

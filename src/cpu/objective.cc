@@ -79,8 +79,8 @@ RowFactors row_factors(const Context& context, std::int64_t table_row, const Row
   const double g = upstream(context, row);
   const double h = p.lse_cotangent ? context.inputs.lse_cotangent[row] : 0;
   const double rest = g * (rest_weight + 2 * p.z_loss * softmax.lse) + h;
-  return {token_weight * loss, g * label_weight + rest,
-          g * label_weight * softmax.label_minus_1 + rest * softmax.label, g * smooth, g};
+  return {token_weight * loss, g * label_weight + rest, g * label_weight * softmax.label_minus_1 + rest * softmax.label,
+          g * smooth, g};
 }
 
 Objective prepare_objective(const Context& context, std::int64_t rows) {
@@ -92,8 +92,8 @@ Objective prepare_objective(const Context& context, std::int64_t rows) {
     double sum = 0;
     for (std::int64_t i = 0; i < rows; ++i) {
       const double token_weight = p.token_weights ? in.token_weights[table.row[i]] : 1.0f;
-      const double target = p.soft_targets > 0 ? table.target_sum[i]
-                                               : class_weight(context, std::max<std::int64_t>(table.label[i], 0));
+      const double target =
+          p.soft_targets > 0 ? table.target_sum[i] : class_weight(context, std::max<std::int64_t>(table.label[i], 0));
       sum += token_weight * target;
     }
     const double denominator = in.denominator.value_or(sum);

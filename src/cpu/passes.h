@@ -104,7 +104,8 @@ double smoothing_vector(const Context& context);
 // outputs.mean_logits of the first `rows` table rows.
 void mean_logits(const Context& context, std::int64_t rows);
 
-// ---------------------------------------------------------------------------------------- soft targets (soft_targets.cc)
+// ---------------------------------------------------------------------------------------- soft targets
+// (soft_targets.cc)
 
 // Fills workspace.targets, rows.label_weight and rows.target_sum of table rows [0, rows).
 void gather_targets(const Context& context, std::int64_t rows);

@@ -30,8 +30,8 @@ void pack_rows(const Context& context, const std::int64_t* order, std::int64_t r
   const Problem& p = context.plan.problem;
   const Geometry& g = context.workspace.geometry;
   const HeadStrides stride = c_strides(p);
-  context.kernels.pack_head(context.inputs.c, p.c_dtype, stride.v, stride.d, order, row, rows, p.hidden,
-                            g.padded_depth, out);
+  context.kernels.pack_head(context.inputs.c, p.c_dtype, stride.v, stride.d, order, row, rows, p.hidden, g.padded_depth,
+                            out);
   if (!p.bias_dtype) return;
   WithElement(*p.bias_dtype, context.inputs.bias, [&](const auto* bias) {
     for (std::int64_t i = 0; i < rows; ++i) {

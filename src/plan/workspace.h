@@ -103,8 +103,9 @@ struct HeadScratch {        // one per worker
   float* logits;            // head_tokens / W logits tiles
 };
 
-constexpr std::int64_t kMaxPanel = 32;      // W at most
-constexpr std::int64_t kMaxTileRows = 224;  // vocabulary rows of a tile at most: logits and weights of a panel stay in L1
+constexpr std::int64_t kMaxPanel = 32;  // W at most
+constexpr std::int64_t kMaxTileRows =
+    224;  // vocabulary rows of a tile at most: logits and weights of a panel stay in L1
 
 // Sums over the vocabulary or the rows are made of this many parts, whatever the number of threads.
 constexpr std::int64_t kVectorParts = 16;
