@@ -31,6 +31,7 @@ struct Context {
   const Kernels& kernels;
   const Workspace& workspace;
   Executor& executor;
+  std::byte* base;  // of the workspace
   Objective objective;
 };
 
@@ -38,9 +39,21 @@ struct Context {
 // columns. Mode chunk keeps the raw logits in workspace.saved_logits.
 void loss_pass(const Context& context, std::int64_t first, std::int64_t count);
 
-// Adds (or, for the first range, sets) dC and dbias of rows [first, first + count). Needs their loss_pass.
-// `last` says that no range follows: sums kept in f32 are rounded to the output's dtype.
-void head_pass(const Context& context, std::int64_t first, std::int64_t count, bool last);
+// Rows [first, first + count) of the row table for dC and dbias.
+struct HeadRange {
+  std::int64_t first;
+  std::int64_t count;
+  bool started;  // outputs or sums hold those of earlier rows: add
+  bool last;     // no range follows: sums are rounded to the output's dtype
+};
+// Needs the rows' loss_pass.
+void head_pass(const Context& context, const HeadRange& range);
+
+// The passes of an exact mode over the first `rows` rows. `started`: see HeadRange.
+void run_exact(const Context& context, std::int64_t rows, bool started);
+
+// One row of dC and dbias, from slice_columns values; `sum`: through the sums that ranges share.
+void store_head_row(const Context& context, std::int64_t position, const float* values, bool started, bool last);
 
 // -------------------------------------------------------------------------------------------------- packing (tile.cc)
 

@@ -9,6 +9,7 @@
 #include "cutloss/cutloss.hpp"
 #include "src/cpu/float_env.h"
 #include "src/cpu/passes.h"
+#include "src/cpu/sparse.h"
 #include "src/problem/resolve.h"
 #include "src/problem/text.h"
 
@@ -32,7 +33,6 @@ void clear_outputs(const Problem& p, const Outputs& out, std::int64_t computed) 
     fill_ids(out.top_k_ids, p.tokens * p.metrics.top_k);
     if (out.correct != nullptr) std::fill_n(out.correct, p.tokens, std::uint8_t{0});
     if (!p.accumulate_d_e) fill_zero(out.d_e, p.tokens * p.hidden, d_e_dtype(p));
-    if (p.reduction == Reduction::none) fill_zero(out.loss, p.tokens, DType::f32);
   }
   if (computed > 0) return;
   if (!p.accumulate_d_c) fill_zero(out.d_c, p.vocab * p.hidden, d_c_dtype(p));
@@ -40,26 +40,15 @@ void clear_outputs(const Problem& p, const Outputs& out, std::int64_t computed) 
   fill_zero(out.mean_logits, p.vocab, DType::f32);
 }
 
-void reduce(const Problem& p, const RowTable& table, std::int64_t computed, double scale, float* loss) {
+void reduce(const Problem& p, const RowTable& table, double scale, float* loss) {
   if (loss == nullptr) return;
   if (p.reduction == Reduction::none) {
-    for (std::int64_t i = 0; i < computed; ++i) loss[table.row[i]] = static_cast<float>(table.loss[i]);
+    for (std::int64_t i = 0; i < p.tokens; ++i) loss[i] = static_cast<float>(table.loss[i]);
     return;
   }
   double sum = 0;
-  for (std::int64_t i = 0; i < computed; ++i) sum += table.loss[i];
+  for (std::int64_t i = 0; i < p.tokens; ++i) sum += table.loss[i];
   *loss = scale == 0 ? 0.0f : static_cast<float>(sum * scale);
-}
-
-// The passes of a mode over all rows.
-void run_passes(const cpu::Context& context, std::int64_t rows) {
-  const Plan& plan = context.plan;
-  const std::int64_t step = plan.mode == Mode::chunk ? plan.chunk_tokens : rows;
-  for (std::int64_t first = 0; first < rows; first += step) {
-    const std::int64_t count = std::min(step, rows - first);
-    cpu::loss_pass(context, first, count);
-    if (wants_head(plan.problem)) cpu::head_pass(context, first, count, first + count == rows);
-  }
 }
 
 // An executor that never uses more workers than the workspace has scratch for.
@@ -114,7 +103,10 @@ Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, std::
   clear_outputs(p, outputs, rows.computed);
   if (outputs.valid_count != nullptr) *outputs.valid_count = rows.valid;
 
+  std::fill_n(map.rows.loss, p.tokens, 0.0);
   double scale = 1;
+  FilterReport report;
+  report.epsilon = plan.mode == Mode::sparse ? plan.epsilon : 0;
   if (rows.computed > 0) {
     std::unique_ptr<Executor> own;
     if (executor == nullptr) {
@@ -122,14 +114,19 @@ Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, std::
       executor = own.get();
     }
     Capped capped(*executor, plan.threads);
-    cpu::Context context{plan, inputs, outputs, *kernels, map, capped, {}};
+    cpu::Context context{plan, inputs, outputs, *kernels, map, capped, workspace.data(), {}};
     if (p.soft_targets > 0) cpu::gather_targets(context, rows.computed);
     context.objective = cpu::prepare_objective(context, rows.computed);
     scale = context.objective.scale;
-    run_passes(context, rows.computed);
     if (p.metrics.mean_logits) cpu::mean_logits(context, rows.computed);
+    if (plan.mode == Mode::sparse) {
+      report = cpu::run_sparse(context, rows.computed);
+    } else {
+      cpu::run_exact(context, rows.computed, false);
+    }
   }
-  reduce(p, map.rows, rows.computed, scale, outputs.loss);
+  if (outputs.filter_report != nullptr) *outputs.filter_report = report;
+  reduce(p, map.rows, scale, outputs.loss);
   return Status();
 }
 
