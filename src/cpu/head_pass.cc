@@ -112,28 +112,36 @@ class HeadTask {
   // out (+)= gradient of `panels` logits tiles x their hidden states.
   void multiply(std::int64_t tile, std::int64_t token, std::int64_t panels, float* logits, const float* slices,
                 std::int64_t token_rows, const HeadScratch& scratch, float* out, float* out_error) const {
-    const Problem& p = plan_.problem;
-    const RowTable& table = context_.workspace.rows;
     const std::int64_t rows = rows_of(tile);
     const std::int64_t groups = ceil_div(rows, g_.rows);
     const std::int64_t tile_row = tile * g_.tile_rows;
     const float* class_weights = tile_class_weights(context_, tile_row, rows, scratch.class_weights);
+    bool started = token > 0;
+    // Runs of panels that no filter drops: without one, all of them at once.
+    std::int64_t run = 0;
+    const auto add = [&](std::int64_t end) {
+      if (end == run) return;
+      context_.kernels.head_gradient(logits + run * g_.logits_tile, static_cast<std::size_t>(g_.logits_tile), end - run,
+                                     slices + run * g_.panel * g_.panel, token_rows, groups, g_.slice_hidden, started,
+                                     out, out_error);
+      started = true;
+    };
+    const Problem& p = plan_.problem;
+    std::int64_t* counted = p.filter == Filter::tile && !p.want_d_e ? context_.workspace.rows.kept : nullptr;
+    if (counted != nullptr && token == 0) counted[tile] = 0;
     for (std::int64_t panel = 0; panel < panels; ++panel) {
-      const std::int64_t row = first_ + token + panel * g_.panel;
-      float* at = logits + panel * g_.logits_tile;
-      label_rows(context_, row, first_ + count_, tile_row, scratch.label_row);
-      const float* smooth = table.smooth == nullptr ? nullptr : table.smooth + row;
-      context_.kernels.logits_gradient(at, rows, groups, scratch.label_row, softcap_or_zero(p),
-                                       {table.max + row, table.weight + row, table.label_grad + row, smooth},
-                                       class_weights);
-      if (p.soft_targets == 0) continue;
-      for (const PanelTarget& target : targets_in(context_, row, tile_row, tile_row + rows)) {
-        at[(target.position - tile_row) * g_.panel + target.lane] -=
-            table.target[row + target.lane] * target.probability * target.slope;
-      }
+      const bool kept = gradient_tile(context_, first_ + token + panel * g_.panel, first_ + count_, tile_row, rows,
+                                      class_weights, scratch.label_row, logits + panel * g_.logits_tile);
+      const std::int64_t live = std::min(g_.panel, count_ - token - panel * g_.panel);
+      if (kept && counted != nullptr) counted[tile] += rows * live;
+      if (kept) continue;
+      add(panel);
+      run = panel + 1;
     }
-    context_.kernels.head_gradient(logits, static_cast<std::size_t>(g_.logits_tile), panels, slices, token_rows, groups,
-                                   g_.slice_hidden, token > 0, out, out_error);
+    add(panels);
+    if (started) return;
+    std::fill_n(out, out_tile(), 0.0f);
+    std::fill_n(out_error, out_tile(), 0.0f);
   }
 
   const Context& context_;
@@ -189,6 +197,7 @@ void run_exact(const Context& context, std::int64_t rows, bool started) {
   for (std::int64_t first = 0; first < rows; first += step) {
     const std::int64_t count = std::min(step, rows - first);
     loss_pass(context, first, count);
+    if (plan.problem.filter == Filter::tile && plan.problem.want_d_e) filtered_pass(context, rows);
     if (wants_head(plan.problem)) head_pass(context, {first, count, started || first > 0, first + count == rows});
   }
 }

@@ -89,6 +89,7 @@ constexpr Kernels MakeKernels(const char* name) {
                  &WidenRow,
                  &HiddenGradient<R>,
                  &LogitsGradientOf<R>,
+                 &LargestMagnitude,
                  &HeadGradient<R>,
                  &MultiplyAddChains<R>,
                  &ExpForTest};

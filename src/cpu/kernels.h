@@ -105,6 +105,9 @@ struct Kernels {
   void (*logits_gradient)(float* logits, std::int64_t rows, std::int64_t groups, const std::int64_t* label_row,
                           float softcap, PanelGradient gradient, const float* class_weights);
 
+  // largest[W] = the largest |value| of the tile's rows, NaN where there is one.
+  void (*largest_magnitude)(const float* tile, std::int64_t rows, float* largest);
+
   // out[groups * R][out_stride] (+)= gradient x token slices, over `panels` logits tiles lying panel_stride apart.
   // token_rows is the row count of a slice; out_stride is D rounded up to W. error, of out's size, gathers what the
   // additions round away (0 at first, without accumulate), so that out + error does not drift with the number of steps.

@@ -60,7 +60,7 @@ class LossTask {
   void finish(const Block& block, std::int64_t slot, std::int64_t slices) const {
     const RowTable& table = context_.workspace.rows;
     for (std::int64_t i = 0; i < block.count; ++i) finish_row(block.first + i, i, slot, slices);
-    if (!wants_head(plan_.problem)) return;
+    if (table.max == nullptr) return;
     for (std::int64_t i = block.first + block.count; i % g_.panel != 0; ++i) {
       table.max[i] = table.weight[i] = table.label_grad[i] = 0.0f;
       if (table.smooth != nullptr) table.smooth[i] = 0.0f;
@@ -139,14 +139,14 @@ class LossTask {
                   {tile.index, tile.row, tile.rows, tile.index + 1 == tile.end_of_slice, tile.first_of_slice,
                    tile.slice, block.first + lane, lane, live, range_first_},
                   scratch, state);
-    } else if (p.want_d_e) {
+    } else if (streams_d_e(p)) {
       kernels.hidden_gradient(scratch.head, stride, groups, scratch.weights, g_.padded_depth, scratch.rescale,
                               state.accumulator + lane * g_.padded_depth);
     }
     if (state.smooth_sum == nullptr) return;
     kernels.smooth(z, scratch.slopes, tile.rows, groups, class_weights, scratch.weights, state.smooth_sum + lane,
                    state.smooth_error + lane);
-    if (p.want_d_e) {
+    if (streams_d_e(p)) {
       std::fill_n(scratch.rescale, g_.panel, 1.0f);
       kernels.hidden_gradient(scratch.head, stride, groups, scratch.weights, g_.padded_depth, scratch.rescale,
                               state.smooth_accumulator + lane * g_.padded_depth);
@@ -272,7 +272,7 @@ class LossTask {
     if (out.lse != nullptr) out.lse[to] = static_cast<float>(softmax.lse);
 
     const double label_grad = row.factors.label * row.label_slope;
-    if (wants_head(p)) {
+    if (table.max != nullptr) {
       const double label_smooth = table.smooth == nullptr
                                       ? 0
                                       : row.factors.smooth * row.label_slope *
@@ -283,7 +283,8 @@ class LossTask {
       if (table.smooth != nullptr) table.smooth[at] = static_cast<float>(row.factors.smooth);
       if (table.target != nullptr) table.target[at] = static_cast<float>(row.factors.target);
     }
-    if (!p.want_d_e) return;
+    if (table.scale != nullptr) table.scale[at] = static_cast<float>(std::abs(upstream(context_, to)));
+    if (!streams_d_e(p)) return;
     WithElement(d_e_dtype(p), out.d_e, [&](auto* d_e) {
       for (std::int64_t column = 0; column < p.hidden; column += kColumns) {
         double values[kColumns];

@@ -52,6 +52,12 @@ void head_pass(const Context& context, const HeadRange& range);
 // The passes of an exact mode over the first `rows` rows. `started`: see HeadRange.
 void run_exact(const Context& context, std::int64_t rows, bool started);
 
+// dz of a logits tile of the panel at table row `first`, in place; false where filter "tile" drops it (tile_filter.cc).
+bool gradient_tile(const Context& context, std::int64_t first, std::int64_t end, std::int64_t tile_row,
+                   std::int64_t rows, const float* class_weights, std::int64_t* label_row, float* logits);
+// dE of the first `rows` rows under filter "tile"; needs their loss_pass.
+void filtered_pass(const Context& context, std::int64_t rows);
+
 // One row of dC and dbias, from slice_columns values; `sum`: through the sums that ranges share.
 void store_head_row(const Context& context, std::int64_t position, const float* values, bool started, bool last);
 

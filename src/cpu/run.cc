@@ -51,6 +51,18 @@ void reduce(const Problem& p, const RowTable& table, double scale, float* loss) 
   *loss = scale == 0 ? 0.0f : static_cast<float>(sum * scale);
 }
 
+// Filter "tile" knows what it kept, not what that costs.
+FilterReport tile_report(const Workspace& workspace, std::int64_t computed) {
+  FilterReport report;
+  report.rows = computed;
+  report.epsilon = workspace.plan->epsilon;
+  const std::int64_t counts = workspace.plan->problem.want_d_e ? computed : workspace.geometry.tiles;
+  for (std::int64_t i = 0; i < counts && computed > 0; ++i) {
+    report.kept_entries += static_cast<double>(workspace.rows.kept[i]);
+  }
+  return report;
+}
+
 // An executor that never uses more workers than the workspace has scratch for.
 class Capped final : public Executor {
  public:
@@ -125,6 +137,7 @@ Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, std::
       cpu::run_exact(context, rows.computed, false);
     }
   }
+  if (p.filter == Filter::tile && wants_gradient(p)) report = tile_report(map, rows.computed);
   if (outputs.filter_report != nullptr) *outputs.filter_report = report;
   reduce(p, map.rows, scale, outputs.loss);
   return Status();

@@ -54,10 +54,10 @@ class ScatterTask {
   }
 
  private:
-  const float* token(std::int64_t row) const { return context_.workspace.token_rows + row * g_.slice_hidden; }
+  const float* token_row(std::int64_t row) const { return context_.workspace.token_rows + row * g_.slice_hidden; }
 
   void add(float factor, std::int64_t row, std::int64_t v, float* out, bool* touched) const {
-    context_.kernels.axpy(factor, token(row), g_.slice_columns, out + v * g_.slice_hidden);
+    context_.kernels.axpy(factor, token_row(row), g_.slice_columns, out + v * g_.slice_hidden);
     touched[v] = true;
   }
 
@@ -74,13 +74,15 @@ class ScatterTask {
     const std::int64_t slices = context_.plan.vocab_slices;
     const std::int64_t slice = slice_of(tile);
     const std::int32_t* ends = w.entry_ends + panel * g_.tiles;
-    const SparseEntry* entries = w.entries + (panel * slices + slice) * context_.plan.panel_entries;
+    const std::int64_t at = (panel * slices + slice) * context_.plan.panel_entries;
     const std::int32_t begin = tile == slice * g_.tiles / slices ? 0 : ends[tile - 1];
-    for (std::int32_t i = begin; i < ends[tile]; ++i) {
-      const std::int64_t at = group_.first + row + entries[i].lane;
-      const float weight = w.rows.weight[at];
+    for (std::int64_t i = at + begin; i < at + ends[tile]; ++i) {
+      const std::int64_t lane = w.entries.place[i] % kMaxPanel;
+      const std::int64_t token = group_.first + row + lane;
+      const float weight = w.rows.weight[token];
       if (weight == 0) continue;  // redone, or nothing comes down to it
-      add(weight * std::exp(entries[i].value - w.rows.max[at]), row + entries[i].lane, entries[i].row, out, touched);
+      add(weight * std::exp(w.entries.value[i] - w.rows.max[token]), row + lane, w.entries.place[i] / kMaxPanel, out,
+          touched);
     }
   }
 

@@ -252,6 +252,42 @@ TEST_P(EveryTargetSparse, UnbiasedHasTheRightExpectationAndVariance) {
   EXPECT_LE(std::sqrt(c_error / c_norm), 0.1 / std::sqrt(static_cast<double>(seeds) / 60)) << "dC is biased";
 }
 
+TEST_P(EveryTargetSparse, TileFilterDropsWhatIsBelowEpsilonAndNothingElse) {
+  for (const bool d_e : {true, false}) {
+    for (const bool d_c : {true, false}) {
+      if (!d_e && !d_c) continue;
+      Case test = Case::random(5, 6000, 20, 3, 8.0f);
+      test.problem.want_d_c = d_c;
+      test.problem.want_d_e = d_e;
+      test.problem.filter = Filter::tile;
+      test.problem.epsilon = 1e-30f;
+      const Filtered all = run(test, plan(test.problem));
+      EXPECT_EQ(all.report.kept_entries, 4.0 * 6000);
+      const auto want = reference::linear_cross_entropy(test.problem, test.inputs(), {7000});
+      auto worst = testing::compare(all.plan, all.answer, want);
+      EXPECT_LE(worst.ratio, 1.0) << worst.where;
+
+      test.problem.epsilon = 0.03f;
+      const Filtered some = run(test, plan(test.problem));
+      EXPECT_LT(some.report.kept_entries, 4.0 * 6000);
+      EXPECT_GT(some.report.kept_entries, 0);
+      // An entry is off by less than epsilon of its row's upstream gradient, 1 / valid; rows of C lie within 4 x 5 /
+      // sqrt(D).
+      double c_norm = 0;
+      for (std::size_t i = 0; i < test.c.size(); ++i) c_norm = std::max<double>(c_norm, std::abs(test.c.get(i)));
+      double worst_error = 0;
+      for (std::size_t i = 0; i < some.answer.d_e.size(); ++i) {
+        const double error = std::abs(some.answer.d_e.get(i) - want.d_e[i]);
+        EXPECT_LE(error, 0.03 / 4 * 6000 * c_norm + want.d_e_bound[i]);
+        worst_error = std::max(worst_error, error / want.d_e_bound[i]);
+      }
+      if (d_e) {
+        EXPECT_GT(worst_error, 1) << "nothing was dropped";
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, EveryTargetSparse, ::testing::ValuesIn(available_targets()),
                          [](const auto& param) { return param.param; });
 

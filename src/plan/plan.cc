@@ -23,7 +23,7 @@ constexpr std::int64_t kMaxChunkBytes = std::int64_t{1} << 30;  // of logits, li
 constexpr std::int64_t kSlicedTokens = 1024;                    // fewer tokens than this are also divided by vocabulary
 constexpr std::int64_t kMaxSlices = 16;
 constexpr int kMaxThreads = 1024;
-constexpr std::uint64_t kEntryBytes = std::uint64_t{108} << 20;  // mode sparse: kept entries of the rows at hand
+constexpr std::uint64_t kMaxEntryBytes = std::uint64_t{108} << 20;  // mode sparse: kept entries of the rows at hand
 constexpr std::uint64_t kMinEntryBytes = std::uint64_t{16} << 10;
 constexpr std::int64_t kSparseTokenBlock = 512;  // entries add to accumulator rows: 1.3 MB of them at D = 640
 constexpr std::int64_t kMaxTokenBlock = 1024;    // E panels and accumulators of a block stay in L3
@@ -42,7 +42,7 @@ double units_of(const Problem& p, Mode mode) {
     case Mode::loss:
     case Mode::stream: return 1 + hidden_products(p) + mean;
     case Mode::chunk: return 1 + hidden_products(p) + head + mean;
-    case Mode::recompute: return 2 + hidden_products(p) + head + mean;
+    case Mode::recompute: return (wants_head(p) ? 2 : 1) + hidden_products(p) + head + mean;
     case Mode::sparse: return 1 + mean;  // and what is kept
     case Mode::automatic: break;
   }
@@ -130,7 +130,7 @@ Plan fill(const Problem& p, Mode mode, const cpu::Kernels& kernels, std::int64_t
   const std::int64_t blocks = std::max<std::int64_t>(1, ceil_div(at_once, shape.token_block));
   // Few tokens do not make a block for every thread: tasks are then parts of the vocabulary too. How many follows from
   // the problem and not from the threads, so that the bits of the result do not either.
-  if (!smallest) {
+  if (!smallest && p.filter != Filter::tile) {
     plan.vocab_slices = std::clamp<std::int64_t>(kSlicedTokens / std::max<std::int64_t>(1, std::min(at_once, p.tokens)),
                                                  1, std::min(kMaxSlices, std::max<std::int64_t>(1, tiles / 8)));
   }
@@ -143,6 +143,7 @@ Plan fill(const Problem& p, Mode mode, const cpu::Kernels& kernels, std::int64_t
           std::clamp<std::int64_t>(tiles / (4 * shape.threads), 1, std::max<std::int64_t>(1, kHeadRows / tile));
     }
   }
+  if (p.filter == Filter::tile) plan.epsilon = *p.epsilon;
   plan.head_sum = needs_head_sum(p, mode == Mode::chunk && shape.chunk_tokens < p.tokens);
   const std::int64_t loss_tasks = blocks * plan.vocab_slices;
   const std::int64_t head_tasks = wants_head(p) ? ceil_div(tiles, plan.head_tiles) : 0;
@@ -214,7 +215,7 @@ Choice choose_sparse(const Problem& p, const cpu::Kernels& kernels, const Machin
   Choice choice;
   const std::int64_t w = kernels.panel;
   const std::int64_t tokens = std::max<std::int64_t>(p.tokens, 1);
-  for (std::uint64_t region = kEntryBytes; region >= kMinEntryBytes; region /= 2) {
+  for (std::uint64_t region = kMaxEntryBytes; region >= kMinEntryBytes; region /= 2) {
     for (int t = threads; t >= 1; t = t > 8 ? t / 2 : t - 1) {
       const std::int64_t even = ceil_div(tokens, round_up(ceil_div(tokens, kSparseTokenBlock), t));
       for (const std::int64_t block : halvings(even, w)) {
@@ -241,10 +242,10 @@ std::optional<Plan> fill_sparse(const Problem& p, const cpu::Kernels& kernels, c
   const std::int64_t tokens = round_up(std::max<std::int64_t>(p.tokens, 1), w);
   // Each slice has its share of the room. Small ones may keep all: there is not much to save.
   const std::int64_t slice = ceil_div(p.vocab, plan.vocab_slices);
-  plan.panel_entries = w * std::max(slice / (wants_head(p) ? 20 : 8), std::min<std::int64_t>(slice, 1024));
+  plan.panel_entries = w * std::max(slice / (wants_head(p) ? 15 : 8), std::min<std::int64_t>(slice, 1024));
   plan.group_tokens = tokens;
   if (wants_head(p)) {
-    const auto entries = static_cast<std::int64_t>(region / sizeof(SparseEntry)) / plan.vocab_slices;
+    const auto entries = static_cast<std::int64_t>(region / kEntryBytes) / plan.vocab_slices;
     plan.panel_entries = std::min(plan.panel_entries, std::max(entries, w));
     plan.group_tokens = std::clamp(entries / plan.panel_entries * w, w, tokens);
   }

@@ -120,8 +120,9 @@ HeadScratch carve_head(const Plan& plan, const Geometry& g, Carver& carver) {
   return scratch;
 }
 
-RowTable carve_rows(const Problem& p, std::int64_t lanes, Carver& carver) {
+RowTable carve_rows(const Problem& p, const Geometry& g, Carver& carver) {
   RowTable rows{};
+  const std::int64_t lanes = round_up(p.tokens, g.panel);
   rows.row = carver.take<std::int64_t>(p.tokens);
   rows.label = carver.take<std::int64_t>(p.tokens);
   rows.position = p.vocab_order ? carver.take<std::int64_t>(p.tokens) : rows.label;
@@ -130,7 +131,7 @@ RowTable carve_rows(const Problem& p, std::int64_t lanes, Carver& carver) {
     rows.label_weight = carver.take<double>(p.tokens);
     rows.target_sum = carver.take<double>(p.tokens);
   }
-  if (wants_head(p)) {
+  if (wants_head(p) || p.filter == Filter::tile) {
     rows.max = carver.take<float>(lanes);
     rows.weight = carver.take<float>(lanes);
     rows.label_grad = carver.take<float>(lanes);
@@ -143,6 +144,10 @@ RowTable carve_rows(const Problem& p, std::int64_t lanes, Carver& carver) {
     rows.bound = carver.take<double>(p.tokens);
     rows.kept = carver.take<std::int64_t>(p.tokens);
   }
+  if (p.filter == Filter::tile) {
+    rows.scale = carver.take<float>(lanes);
+    rows.kept = carver.take<std::int64_t>(std::max(p.tokens, g.tiles));
+  }
   return rows;
 }
 
@@ -152,7 +157,8 @@ void carve_sparse(const Plan& plan, const Geometry& g, Carver& carver, Workspace
   w.radius = carver.take<double>(g.tail_blocks);
   if (!wants_head(p)) return;
   const std::int64_t panels = plan.group_tokens / g.panel;
-  w.entries = carver.take<SparseEntry>(panels * plan.vocab_slices * plan.panel_entries);
+  w.entries.value = carver.take<float>(panels * plan.vocab_slices * plan.panel_entries);
+  w.entries.place = carver.take<std::uint16_t>(panels * plan.vocab_slices * plan.panel_entries);
   w.entry_ends = carver.take<std::int32_t>(panels * g.tiles);
   w.token_rows = carver.take<float>(plan.group_tokens * g.slice_hidden);
   if (p.label_smoothing > 0) w.smooth_row = carver.take<double>(g.slice_columns);
@@ -199,7 +205,7 @@ Workspace map_workspace(const Plan& plan, std::byte* base) {
 
   const std::uint64_t misaligned = reinterpret_cast<std::uintptr_t>(base) % kAlign;
   Carver carver(base == nullptr ? nullptr : base + (misaligned ? kAlign - misaligned : 0));
-  w.rows = carve_rows(p, round_up(p.tokens, g.panel), carver);
+  w.rows = carve_rows(p, g, carver);
   if (p.vocab_order) w.order_position = carver.take<std::int64_t>(p.vocab);
   if (p.soft_targets > 0) {
     w.targets = carver.take<PanelTarget>(round_up(p.tokens, g.panel) * p.soft_targets);

@@ -10,6 +10,10 @@
 
 namespace cutloss {
 
+constexpr std::int64_t kMaxPanel = 32;  // W at most
+constexpr std::int64_t kMaxTileRows =
+    224;  // vocabulary rows of a tile at most: logits and weights of a panel stay in L1
+
 // Sizes that follow from a plan and its kernels. Layout words are those of src/cpu/kernels.h.
 struct Geometry {
   std::int64_t panel;          // W
@@ -39,11 +43,13 @@ struct RowTable {
   double* loss;            // [N] by the caller's rows: weighted, before the reduction's factor; 0 where not computed
   double* label_weight;    // soft targets only: probability of the label ...
   double* target_sum;      // ... and of all ids
-  float* max;              // these four only if the head pass runs: see PanelGradient
+  float* max;              // these five only where dz is formed from a known lse: see PanelGradient
   float* weight;
   float* label_grad;
   float* smooth;  // with label smoothing
   float* target;  // with soft targets: what a probability is multiplied by
+
+  float* scale;  // filter "tile": magnitude of the upstream gradient
 
   std::uint8_t* redo;  // mode sparse: the row is to be done exactly
   double* below;       // mode sparse: its mass below epsilon, ...
@@ -51,12 +57,13 @@ struct RowTable {
   std::int64_t* kept;  // ... and its entries that were kept
 };
 
-// A kept entry of a panel: its gradient is factors.softmax / sum * exp(value - max). Sorted by tile, not within one.
-struct SparseEntry {
-  std::uint16_t row;  // in its tile
-  std::uint16_t lane;
-  float value;
+// Kept entries of a panel, sorted by tile but not within one. The gradient of one is factors.softmax / sum *
+// exp(value - max); value and place are kept apart, 6 bytes for 8.
+struct SparseEntries {
+  float* value;
+  std::uint16_t* place;  // row in its tile * kMaxPanel + lane
 };
+constexpr std::int64_t kEntryBytes = 6;
 
 // Mass that a row left below epsilon in one tail block, under the running maximum of then.
 struct TailMass {
@@ -140,10 +147,6 @@ struct HeadScratch {        // one per worker
   float* logits;            // head_tokens / W logits tiles
 };
 
-constexpr std::int64_t kMaxPanel = 32;  // W at most
-constexpr std::int64_t kMaxTileRows =
-    224;  // vocabulary rows of a tile at most: logits and weights of a panel stay in L1
-
 // Sums over the vocabulary or the rows are made of this many parts, whatever the number of threads.
 constexpr std::int64_t kVectorParts = 16;
 
@@ -160,7 +163,7 @@ struct Workspace {
   // Mode sparse. centers, radius: see summarize_head(); the others if the head pass runs.
   float* centers = nullptr;            // [tail_blocks][row_stride]
   double* radius = nullptr;            // [tail_blocks]
-  SparseEntry* entries = nullptr;      // [group panels][vocab_slices][panel_entries]
+  SparseEntries entries{};             // [group panels][vocab_slices][panel_entries]
   std::int32_t* entry_ends = nullptr;  // [group panels][tiles]: where a tile's entries of its slice end
   TailMass* tail_masses = nullptr;     // [group tokens][tail_blocks + vocab_slices]
   float* token_rows = nullptr;         // [group tokens][slice_hidden]

@@ -75,6 +75,20 @@ inline void Select(float* weights, std::int64_t rows, const Selection& s, std::u
   }
 }
 
+inline void LargestMagnitude(const float* tile, std::int64_t rows, float* largest) {
+  const F32 d;
+  for (std::size_t half = 0; half < kPanel; half += kLanes) {
+    Vec max = hn::Zero(d);
+    auto numbers = hn::Eq(max, max);
+    for (std::int64_t v = 0; v < rows; ++v) {
+      const Vec value = hn::Abs(hn::Load(d, tile + v * kPanel + half));
+      numbers = hn::And(numbers, hn::Eq(value, value));
+      max = hn::Max(max, value);
+    }
+    hn::StoreU(hn::IfThenElse(numbers, max, hn::NaN(d)), d, largest + half);
+  }
+}
+
 // y[0, n) += factor * x[0, n)
 inline void Axpy(float factor, const float* HWY_RESTRICT x, std::int64_t n, float* HWY_RESTRICT y) {
   const F32 d;
