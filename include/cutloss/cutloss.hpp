@@ -298,8 +298,10 @@ Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, std::
 Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, Executor* executor = nullptr);
 
 // An order for Inputs::vocab_order, i64 [V]: by falling mean logit over the rows that count. Filters keep fewer entries
-// in it, since the running lse is nearly the final one from the start. V * D work; deterministic.
-Status learn_vocab_order(const Problem& problem, const Inputs& inputs, std::int64_t* order);
+// in it, since the running lse is nearly the final one from the start. It holds for other batches of the same kind of
+// text: learn once, keep. V * D work; deterministic.
+Status learn_vocab_order(const Problem& problem, const Inputs& inputs, std::int64_t* order,
+                         Executor* executor = nullptr);
 
 // ------------------------------------------------------------------------------------------------------- names
 

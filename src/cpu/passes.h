@@ -123,6 +123,9 @@ double smoothing_vector(const Context& context);
 // outputs.mean_logits of the first `rows` table rows.
 void mean_logits(const Context& context, std::int64_t rows);
 
+// The ids by falling mean logit before softcap, which keeps their order; equal ones by id.
+void order_by_mean_logit(const Context& context, std::int64_t rows, double* means, std::int64_t* order);
+
 // ---------------------------------------------------------------------------------------- soft targets
 // (soft_targets.cc)
 

@@ -2,8 +2,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <limits>
+#include <memory>
 #include <new>
+#include <numeric>
 #include <vector>
 
 #include "cutloss/cutloss.hpp"
@@ -150,6 +151,50 @@ Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, Execu
                                                   " bytes could not be allocated; a smaller budget makes it smaller"));
   }
   return run(plan, inputs, outputs, {workspace.get(), plan.workspace_bytes}, executor);
+}
+
+Status learn_vocab_order(const Problem& problem, const Inputs& inputs, std::int64_t* order, Executor* executor) try {
+  Problem p = problem;
+  p.vocab_order = false;
+  p.want_d_e = p.want_d_c = p.want_d_bias = false;
+  p.accumulate_d_e = p.accumulate_d_c = p.accumulate_d_bias = false;
+  p.metrics = {};
+  if (Status s = validate(p); !s.ok()) return s;
+  if (order == nullptr) return invalid("order is null, but vocab is ", p.vocab);
+  Inputs in = inputs;
+  in.vocab_order = nullptr;
+  if (Status s = validate_buffers(p, in, {}, {}); !s.ok()) return s;
+
+  Plan plan;
+  plan.problem = p;
+  const cpu::Kernels* kernels = cpu::supported_kernels().front();
+  const auto n = static_cast<std::size_t>(p.tokens);
+  const auto v = static_cast<std::size_t>(p.vocab);
+  const auto d = static_cast<std::size_t>(p.hidden) + 1;
+  std::vector<std::int64_t> rows(2 * n);
+  std::vector<double> numbers(v + d * (1 + kVectorParts));
+  const RowScan scan = scan_rows(p, in, {rows.data(), n}, {rows.data() + n, n});
+  if (!scan.bad.ok() && p.bad_labels == BadLabels::error) return scan.bad;
+  if (scan.computed == 0) {
+    std::iota(order, order + p.vocab, std::int64_t{0});
+    return Status();
+  }
+  Workspace workspace;
+  workspace.plan = &plan;
+  workspace.rows.row = rows.data();
+  workspace.vector = numbers.data() + v;
+  workspace.vector_parts = workspace.vector + d;
+  std::unique_ptr<Executor> own;
+  if (executor == nullptr) {
+    const Result<Machine> machine = Machine::detect();
+    own = make_thread_executor(machine.ok() ? machine->threads : 1);
+    executor = own.get();
+  }
+  const cpu::Context context{plan, in, {}, *kernels, workspace, *executor, nullptr, {}};
+  cpu::order_by_mean_logit(context, scan.computed, numbers.data(), order);
+  return Status();
+} catch (const std::bad_alloc&) {
+  return Status(StatusCode::out_of_memory, "the mean logits of the vocabulary could not be allocated");
 }
 
 }  // namespace cutloss

@@ -2,6 +2,7 @@
 // done exactly.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "src/cpu/kernels.h"
@@ -250,6 +251,29 @@ TEST_P(EveryTargetSparse, UnbiasedHasTheRightExpectationAndVariance) {
     c_norm += want.d_c[i] * want.d_c[i];
   }
   EXPECT_LE(std::sqrt(c_error / c_norm), 0.1 / std::sqrt(static_cast<double>(seeds) / 60)) << "dC is biased";
+}
+
+TEST_P(EveryTargetSparse, VocabularyOrderChangesTheWorkAndNotTheAnswer) {
+  Case test = peaked(60, 900, 18, true);
+  const auto want = reference::linear_cross_entropy(test.problem, test.inputs(), {2000});
+  std::vector<std::int64_t> order(900);
+  ASSERT_TRUE(learn_vocab_order(test.problem, test.inputs(), order.data()).ok());
+  std::vector<bool> seen(900);
+  for (const std::int64_t id : order) seen[static_cast<std::size_t>(id)] = true;
+  EXPECT_EQ(std::count(seen.begin(), seen.end(), true), 900) << "no permutation";
+  for (const Filter filter : {Filter::none, Filter::certified, Filter::tile}) {
+    test.problem.filter = filter;
+    if (filter != Filter::none) test.problem.epsilon = 1e-12f;
+    test.problem.vocab_order = true;
+    test.order = order;
+    const Filtered got = run(test, plan(test.problem));
+    const auto worst = testing::compare(got.plan, got.answer, want);
+    EXPECT_LE(worst.ratio, 1.0) << name(filter) << ": " << worst.where;
+  }
+  order[5] = order[6];
+  test.order = order;
+  const Answer refused = testing::run_plan(plan(test.problem), test.inputs());
+  EXPECT_NE(refused.status.message().find("permutation"), std::string::npos) << refused.status.message();
 }
 
 TEST_P(EveryTargetSparse, TileFilterDropsWhatIsBelowEpsilonAndNothingElse) {
