@@ -242,7 +242,12 @@ std::optional<Plan> fill_sparse(const Problem& p, const cpu::Kernels& kernels, c
   const std::int64_t tokens = round_up(std::max<std::int64_t>(p.tokens, 1), w);
   // Each slice has its share of the room. Small ones may keep all: there is not much to save.
   const std::int64_t slice = ceil_div(p.vocab, plan.vocab_slices);
-  plan.panel_entries = w * std::max(slice / (wants_head(p) ? 15 : 8), std::min<std::int64_t>(slice, 1024));
+  std::int64_t row_entries = std::max(slice / (wants_head(p) ? 15 : 8), std::min<std::int64_t>(slice, 1024));
+  // Unbiased keeps at most 1 / epsilon entries of a row on average, and a tenth of that of a real head's.
+  if (p.filter == Filter::unbiased && wants_head(p)) {
+    row_entries = std::min(row_entries, std::max<std::int64_t>(1024, std::llround(0.5 / plan.epsilon)));
+  }
+  plan.panel_entries = w * row_entries;
   plan.group_tokens = tokens;
   if (wants_head(p)) {
     const auto entries = static_cast<std::int64_t>(region / kEntryBytes) / plan.vocab_slices;
