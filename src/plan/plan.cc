@@ -351,4 +351,30 @@ Result<Plan> make_plan(const Problem& problem, const Limits& limits, const Machi
   return std::move(*best.best);
 }
 
+Result<std::int64_t> max_tokens(const Problem& problem, const Limits& limits, const Machine& machine) {
+  Problem p = problem;
+  p.sequence = 0;  // need not divide the number looked for
+  p.shift = 0;
+  Status last;
+  const auto fits = [&](std::int64_t tokens) {
+    p.tokens = tokens;
+    const Result<Plan> plan = make_plan(p, limits, machine);
+    if (!plan.ok()) last = plan.status();
+    return plan.ok();
+  };
+  std::int64_t low = 0;
+  if (!fits(low)) return last;
+  // What a plan needs at least grows with the tokens: double, then halve the gap.
+  std::int64_t high = 1;
+  while (fits(high)) {
+    low = high;
+    high *= 2;
+  }
+  while (high - low > 1) {
+    const std::int64_t middle = low + (high - low) / 2;
+    (fits(middle) ? low : high) = middle;
+  }
+  return low;
+}
+
 }  // namespace cutloss
