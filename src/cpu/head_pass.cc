@@ -28,18 +28,15 @@ class HeadTask {
       const std::int64_t panels = ceil_div(std::min(plan_.head_tokens, count_ - token), g_.panel);
       float* logits = saved + token / g_.panel * g_.logits_tile;
       multiply(tile, token, panels, logits, context_.workspace.chunk_slices + token * g_.panel, plan_.chunk_tokens,
-               scratch.out, scratch.out_error, scratch.label_row);
+               scratch, scratch.out, scratch.out_error);
     }
   }
 
   // The same for several tiles, forming the logits again.
   void from_recomputed(std::int64_t tile, std::int64_t tile_end, const HeadScratch& scratch) const {
-    const Problem& p = plan_.problem;
     const Kernels& kernels = context_.kernels;
-    const HeadStrides stride = c_strides(p);
     for (std::int64_t t = tile; t < tile_end; ++t) {
-      kernels.pack_head(context_.inputs.c, p.c_dtype, stride.v, stride.d, t * g_.tile_rows, rows_of(t), p.hidden,
-                        scratch.heads + (t - tile) * g_.head_tile);
+      pack_head_tile(context_, t * g_.tile_rows, rows_of(t), scratch.heads + (t - tile) * g_.head_tile);
     }
     for (std::int64_t token = 0; token < count_; token += plan_.head_tokens) {
       const std::int64_t count = std::min(plan_.head_tokens, count_ - token);
@@ -50,66 +47,98 @@ class HeadTask {
         const std::int64_t groups = ceil_div(rows_of(t), g_.rows);
         for (std::int64_t panel = 0; panel < panels; ++panel) {
           kernels.logits(scratch.heads + (t - tile) * g_.head_tile, static_cast<std::size_t>(g_.head_stride), groups,
-                         scratch.tokens + panel * g_.panel * p.hidden, p.hidden,
+                         scratch.tokens + panel * g_.panel * g_.depth, g_.depth,
                          scratch.logits + panel * g_.logits_tile);
         }
-        multiply(t, token, panels, scratch.logits, scratch.slices, plan_.head_tokens,
-                 scratch.out + (t - tile) * out_tile(), scratch.out_error + (t - tile) * out_tile(), scratch.label_row);
+        multiply(t, token, panels, scratch.logits, scratch.slices, plan_.head_tokens, scratch,
+                 scratch.out + (t - tile) * out_tile(), scratch.out_error + (t - tile) * out_tile());
       }
     }
   }
 
-  // Rows of one tile into dC, added to what earlier ranges left there; `from` takes up its rounding errors first.
+  // Rows of one tile into the outputs, added to what earlier ranges left there; `from` takes up its errors first.
   void store(std::int64_t tile, float* from, const float* from_error, bool last) const {
-    const Problem& p = plan_.problem;
-    float* sum = context_.workspace.d_c_sum;
-    const std::int64_t row = tile * g_.tile_rows;
     for (std::int64_t i = 0; i < rows_of(tile); ++i) {
       float* values = from + i * g_.slice_hidden;
       const float* errors = from_error + i * g_.slice_hidden;
-      for (std::int64_t column = 0; column < p.hidden; ++column) values[column] += errors[column];
-      if (sum != nullptr) {
-        float* to = sum + (row + i) * p.hidden;
-        for (std::int64_t column = 0; column < p.hidden; ++column) {
-          to[column] = first_ == 0 ? values[column] : to[column] + values[column];
-        }
-        if (!last) continue;
-        values = to;
+      for (std::int64_t column = 0; column < g_.slice_columns; ++column) values[column] += errors[column];
+      const std::int64_t row = tile * g_.tile_rows + i;
+      if (context_.workspace.d_c_sum == nullptr) {
+        write_row(id_at(context_, row), values, first_ > 0);
+        continue;
       }
-      if (d_c_dtype(p) == DType::bf16) {
-        write(static_cast<Bf16*>(context_.outputs.d_c), row + i, values, false);
-      } else {
-        write(static_cast<float*>(context_.outputs.d_c), row + i, values, first_ > 0);
-      }
+      const float* sum = add_to_sum(row, values, last);
+      if (last) write_row(id_at(context_, row), sum, false);
     }
   }
 
  private:
   // out (+)= gradient of `panels` logits tiles x their hidden states.
   void multiply(std::int64_t tile, std::int64_t token, std::int64_t panels, float* logits, const float* slices,
-                std::int64_t token_rows, float* out, float* out_error, std::int64_t* label_row) const {
+                std::int64_t token_rows, const HeadScratch& scratch, float* out, float* out_error) const {
     const Problem& p = plan_.problem;
     const RowTable& table = context_.workspace.rows;
     const std::int64_t rows = rows_of(tile);
     const std::int64_t groups = ceil_div(rows, g_.rows);
+    const std::int64_t tile_row = tile * g_.tile_rows;
+    const float* class_weights = tile_class_weights(context_, tile_row, rows, scratch.class_weights);
     for (std::int64_t panel = 0; panel < panels; ++panel) {
       const std::int64_t row = first_ + token + panel * g_.panel;
-      label_rows(context_, row, first_ + count_, tile * g_.tile_rows, label_row);
-      context_.kernels.logits_gradient(logits + panel * g_.logits_tile, rows, groups, label_row, softcap_or_zero(p),
-                                       {table.max + row, table.weight + row, table.label_grad + row});
+      float* at = logits + panel * g_.logits_tile;
+      label_rows(context_, row, first_ + count_, tile_row, scratch.label_row);
+      const float* smooth = table.smooth == nullptr ? nullptr : table.smooth + row;
+      context_.kernels.logits_gradient(at, rows, groups, scratch.label_row, softcap_or_zero(p),
+                                       {table.max + row, table.weight + row, table.label_grad + row, smooth},
+                                       class_weights);
+      if (p.soft_targets == 0) continue;
+      for (const PanelTarget& target : targets_in(context_, row, tile_row, tile_row + rows)) {
+        at[(target.position - tile_row) * g_.panel + target.lane] -=
+            table.target[row + target.lane] * target.probability * target.slope;
+      }
     }
     context_.kernels.head_gradient(logits, static_cast<std::size_t>(g_.logits_tile), panels, slices, token_rows, groups,
                                    g_.slice_hidden, token > 0, out, out_error);
   }
 
-  template <typename T>
-  void write(T* d_c, std::int64_t row, const float* values, bool add) const {
-    const HeadStrides stride = d_c_strides(plan_.problem);
-    T* to = d_c + row * stride.v;
-    for (std::int64_t column = 0; column < plan_.problem.hidden; ++column) {
-      T& cell = to[column * stride.d];
-      FromFloat(add ? ToFloat(cell) + values[column] : values[column], cell);
+  // Into row `row` of the sums that chunks share; returns it.
+  const float* add_to_sum(std::int64_t row, const float* values, bool last) const {
+    float* sum = context_.workspace.d_c_sum + row * g_.slice_columns;
+    float* error = context_.workspace.d_c_error;
+    if (error != nullptr) error += row * g_.slice_columns;
+    for (std::int64_t column = 0; column < g_.slice_columns; ++column) {
+      const float before = first_ == 0 ? 0.0f : sum[column];
+      const float total = before + values[column];
+      if (error != nullptr) {
+        // Knuth's two-sum.
+        const float added = total - before;
+        error[column] = (first_ == 0 ? 0.0f : error[column]) + ((before - (total - added)) + (values[column] - added));
+      }
+      sum[column] = total;
     }
+    if (error == nullptr || !last) return sum;
+    for (std::int64_t column = 0; column < g_.slice_columns; ++column) sum[column] += error[column];
+    return sum;
+  }
+
+  // One row of dC and dbias. `more`: an earlier range has written it.
+  void write_row(std::int64_t id, const float* values, bool more) const {
+    const Problem& p = plan_.problem;
+    if (p.want_d_c) {
+      const HeadStrides stride = d_c_strides(p);
+      const bool add = more || p.accumulate_d_c;
+      WithElement(d_c_dtype(p), context_.outputs.d_c, [&](auto* d_c) {
+        auto* to = d_c + id * stride.v;
+        for (std::int64_t column = 0; column < p.hidden; ++column) {
+          auto& cell = to[column * stride.d];
+          FromFloat(add ? ToFloat(cell) + values[column] : values[column], cell);
+        }
+      });
+    }
+    if (!p.want_d_bias) return;
+    WithElement(*p.bias_dtype, context_.outputs.d_bias, [&](auto* d_bias) {
+      const float value = values[g_.slice_columns - 1];
+      FromFloat(more || p.accumulate_d_bias ? ToFloat(d_bias[id]) + value : value, d_bias[id]);
+    });
   }
 
   const Context& context_;

@@ -23,18 +23,22 @@ constexpr std::int64_t kSlicedTokens = 1024;                    // fewer tokens 
 constexpr std::int64_t kMaxSlices = 16;
 constexpr int kMaxThreads = 1024;
 constexpr std::int64_t kMaxTokenBlock = 1024;  // E panels and accumulators of a block stay in L3
-constexpr std::int64_t kMaxVocabTile = 224;    // logits and weights of a panel stay in L1
 constexpr std::int64_t kMinTileGroups = 8;     // below, loading and storing accumulators shows
 constexpr std::int64_t kHeadTokens = 512;      // gradient tiles of one step stay in L2
 constexpr std::int64_t kHeadRows = 768;        // vocabulary rows over which packing the tokens again is spread
 constexpr double kFlopsPerThread = 8e6;        // a thread takes 20 us to start, about 2 MFLOP of work
 
+// The second accumulator that smoothing needs under a softcap is one more product over the vocabulary.
+double hidden_products(const Problem& p) { return !p.want_d_e ? 0 : p.softcap && p.label_smoothing > 0 ? 2 : 1; }
+
 double units_of(const Problem& p, Mode mode) {
+  const double head = p.want_d_c ? 1 : 0;  // dbias alone is a matrix-vector product
+  const double mean = p.metrics.mean_logits && p.softcap ? 1 : 0;
   switch (mode) {
-    case Mode::loss: return 1;
-    case Mode::stream: return 2;
-    case Mode::chunk: return p.want_d_e ? 3 : 2;
-    case Mode::recompute: return p.want_d_e ? 4 : 3;
+    case Mode::loss:
+    case Mode::stream: return 1 + hidden_products(p) + mean;
+    case Mode::chunk: return 1 + hidden_products(p) + head + mean;
+    case Mode::recompute: return 2 + hidden_products(p) + head + mean;
     case Mode::sparse:
     case Mode::automatic: break;
   }
@@ -42,14 +46,14 @@ double units_of(const Problem& p, Mode mode) {
 }
 
 std::vector<Mode> legal_modes(const Problem& p) {
-  if (p.want_d_c) return {Mode::chunk, Mode::recompute};
+  if (wants_head(p)) return {Mode::chunk, Mode::recompute};
   return {p.want_d_e ? Mode::stream : Mode::loss};
 }
 
 std::int64_t vocab_tile(const Problem& p, const cpu::Kernels& kernels, const Machine& machine) {
-  const std::int64_t row_bytes = round_up(p.hidden, kernels.rows) * 4;
+  const std::int64_t row_bytes = round_up(p.hidden + (p.bias_dtype ? 1 : 0), kernels.rows) * 4;
   std::int64_t rows = static_cast<std::int64_t>(machine.l2_bytes / 2) / row_bytes / kernels.rows * kernels.rows;
-  rows = std::clamp(rows, kMinTileGroups * kernels.rows, kMaxVocabTile / kernels.rows * kernels.rows);
+  rows = std::clamp(rows, kMinTileGroups * kernels.rows, kMaxTileRows / kernels.rows * kernels.rows);
   return std::min(rows, round_up(p.vocab, kernels.rows));
 }
 
@@ -66,11 +70,11 @@ double predicted_time(const Plan& plan, const Geometry& g) {
   const double rounds =
       std::max(1.0, static_cast<double>(ceil_div(static_cast<std::int64_t>(loss_tasks), plan.threads)));
   const double loss_speed = std::max(loss_tasks, 1.0) / rounds;
-  double time = ((p.want_d_e ? 2 : 1) + w / block) / loss_speed;
-  if (p.want_d_c) {
+  double time = (1 + hidden_products(p) + w / block) / loss_speed;
+  if (wants_head(p)) {
     const double head_tasks = static_cast<double>(ceil_div(g.tiles, plan.head_tiles));
     const double head_speed = std::min(head_tasks, static_cast<double>(plan.threads));
-    const double products = plan.mode == Mode::chunk ? 1 : 2;
+    const double products = (p.want_d_c ? 1 : 0) + (plan.mode == Mode::chunk ? 0 : 1);
     // chunk reads and writes dC once per chunk; recompute packs the tokens twice per task.
     const double overhead = plan.mode == Mode::chunk ? 24 / std::max(at_once, 1.0)
                                                      : 2 * w / static_cast<double>(plan.head_tiles * g.tile_rows) +
@@ -114,7 +118,7 @@ Plan fill(const Problem& p, Mode mode, const cpu::Kernels& kernels, std::int64_t
     plan.vocab_slices = std::clamp<std::int64_t>(kSlicedTokens / std::max<std::int64_t>(1, std::min(at_once, p.tokens)),
                                                  1, std::min(kMaxSlices, std::max<std::int64_t>(1, tiles / 8)));
   }
-  if (p.want_d_c) {
+  if (wants_head(p)) {
     const std::int64_t tokens = round_up(std::max<std::int64_t>(at_once, 1), kernels.panel);
     plan.head_tokens = smallest ? kernels.panel : std::min(round_up(kHeadTokens, kernels.panel), tokens);
     plan.head_tiles = 1;
@@ -124,7 +128,7 @@ Plan fill(const Problem& p, Mode mode, const cpu::Kernels& kernels, std::int64_t
     }
   }
   const std::int64_t loss_tasks = blocks * plan.vocab_slices;
-  const std::int64_t head_tasks = p.want_d_c ? ceil_div(tiles, plan.head_tiles) : 0;
+  const std::int64_t head_tasks = wants_head(p) ? ceil_div(tiles, plan.head_tiles) : 0;
   plan.threads = static_cast<int>(std::min<std::int64_t>(plan.threads, std::max(loss_tasks, head_tasks)));
   plan.units = units_of(p, mode);
   plan.flops =

@@ -30,21 +30,56 @@ class Carver {
   std::uint64_t used_ = 0;
 };
 
+MetricState carve_metrics(const Plan& plan, Carver& carver) {
+  const Metrics& m = plan.problem.metrics;
+  const std::int64_t n = plan.token_block;
+  MetricState state{};
+  if (m.entropy) {
+    state.weighted_sum = carver.take<float>(n);
+    state.weighted_error = carver.take<float>(n);
+  }
+  if (m.argmax || m.rank || m.top_k > 0) state.label_logit = carver.take<float>(n);
+  if (m.argmax) {
+    state.best = carver.take<float>(n);
+    state.best_id = carver.take<std::int64_t>(n);
+  }
+  if (m.rank) state.rank = carver.take<std::int64_t>(n);
+  if (m.top_k > 0) {
+    state.top = carver.take<float>(n * m.top_k);
+    state.top_id = carver.take<std::int64_t>(n * m.top_k);
+  }
+  return state;
+}
+
 LossState carve_state(const Plan& plan, const Geometry& g, Carver& carver) {
+  const Problem& p = plan.problem;
   LossState state{};
-  state.lanes = carver.take<float>(5 * plan.token_block);
-  if (plan.problem.want_d_e) state.accumulator = carver.take<float>(plan.token_block * g.padded_hidden);
+  for (float** lanes : {&state.max, &state.sum, &state.sum_error, &state.label_logit, &state.label_slope}) {
+    *lanes = carver.take<float>(plan.token_block);
+  }
+  if (p.want_d_e) state.accumulator = carver.take<float>(plan.token_block * g.padded_depth);
+  if (p.softcap && p.label_smoothing > 0) {
+    state.smooth_sum = carver.take<float>(plan.token_block);
+    state.smooth_error = carver.take<float>(plan.token_block);
+    if (p.want_d_e) state.smooth_accumulator = carver.take<float>(plan.token_block * g.padded_depth);
+  }
+  state.metrics = carve_metrics(plan, carver);
   return state;
 }
 
 LossScratch carve_loss(const Plan& plan, const Geometry& g, Carver& carver) {
   LossScratch scratch{};
-  scratch.tokens = carver.take<float>(plan.token_block * plan.problem.hidden);
+  scratch.tokens = carver.take<float>(plan.token_block * g.depth);
   scratch.head = carver.take<float>(g.head_tile);
   if (plan.mode != Mode::chunk) scratch.logits = carver.take<float>(g.logits_tile);
   scratch.weights = carver.take<float>(g.logits_tile);
-  if (plan.problem.softcap) scratch.slopes = carver.take<float>(g.logits_tile);
+  if (plan.problem.softcap) {
+    scratch.z = carver.take<float>(g.logits_tile);
+    scratch.slopes = carver.take<float>(g.logits_tile);
+  }
   scratch.rescale = carver.take<float>(g.panel);
+  scratch.peak = carver.take<float>(3 * g.panel);
+  if (plan.problem.class_weights) scratch.class_weights = carver.take<float>(g.tile_rows);
   scratch.label_row = carver.take<std::int64_t>(g.panel);
   return scratch;
 }
@@ -53,14 +88,35 @@ HeadScratch carve_head(const Plan& plan, const Geometry& g, Carver& carver) {
   HeadScratch scratch{};
   scratch.out = carver.take<float>(plan.head_tiles * g.tile_rows * g.slice_hidden);
   scratch.out_error = carver.take<float>(plan.head_tiles * g.tile_rows * g.slice_hidden);
+  if (plan.problem.class_weights) scratch.class_weights = carver.take<float>(g.tile_rows);
   scratch.label_row = carver.take<std::int64_t>(g.panel);
   if (plan.mode == Mode::recompute) {
     scratch.heads = carver.take<float>(plan.head_tiles * g.head_tile);
-    scratch.tokens = carver.take<float>(plan.head_tokens * plan.problem.hidden);
+    scratch.tokens = carver.take<float>(plan.head_tokens * g.depth);
     scratch.slices = carver.take<float>(plan.head_tokens * g.slice_hidden);
     scratch.logits = carver.take<float>(plan.head_tokens / g.panel * g.logits_tile);
   }
   return scratch;
+}
+
+RowTable carve_rows(const Problem& p, std::int64_t lanes, Carver& carver) {
+  RowTable rows{};
+  rows.row = carver.take<std::int64_t>(p.tokens);
+  rows.label = carver.take<std::int64_t>(p.tokens);
+  rows.position = p.vocab_order ? carver.take<std::int64_t>(p.tokens) : rows.label;
+  rows.loss = carver.take<double>(p.tokens);
+  if (p.soft_targets > 0) {
+    rows.label_weight = carver.take<double>(p.tokens);
+    rows.target_sum = carver.take<double>(p.tokens);
+  }
+  if (wants_head(p)) {
+    rows.max = carver.take<float>(lanes);
+    rows.weight = carver.take<float>(lanes);
+    rows.label_grad = carver.take<float>(lanes);
+    if (p.label_smoothing > 0) rows.smooth = carver.take<float>(lanes);
+    if (p.soft_targets > 0) rows.target = carver.take<float>(lanes);
+  }
+  return rows;
 }
 
 }  // namespace
@@ -71,17 +127,26 @@ Geometry geometry_of(const Plan& plan) {
   Geometry g{};
   g.panel = kernels.panel;
   g.rows = kernels.rows;
-  g.padded_hidden = round_up(p.hidden, g.rows);
-  g.slice_hidden = round_up(p.hidden, g.panel);
+  g.depth = p.hidden + (p.bias_dtype ? 1 : 0);
+  g.padded_depth = round_up(g.depth, g.rows);
+  g.slice_columns = (p.want_d_c ? p.hidden : 0) + (p.want_d_bias ? 1 : 0);
+  g.slice_hidden = round_up(g.slice_columns, g.panel);
   g.tile_groups = plan.vocab_tile / g.rows;
   g.tile_rows = plan.vocab_tile;
   g.tiles = ceil_div(p.vocab, g.tile_rows);
-  g.head_stride = static_cast<std::int64_t>(cpu::head_stride(g.padded_hidden, kernels.rows));
+  g.head_stride = static_cast<std::int64_t>(cpu::head_stride(g.padded_depth, kernels.rows));
   g.head_tile = g.tile_groups * g.head_stride;
   g.logits_tile = g.tile_rows * g.panel;
   const std::int64_t at_once = plan.mode == Mode::chunk ? plan.chunk_tokens : round_up(p.tokens, g.panel);
   g.loss_blocks = std::max<std::int64_t>(1, ceil_div(at_once, plan.token_block));
   return g;
+}
+
+bool needs_head_sum(const Plan& plan) {
+  const Problem& p = plan.problem;
+  if (plan.mode != Mode::chunk || plan.chunk_tokens >= p.tokens) return false;
+  const bool rounds = (p.want_d_c && d_c_dtype(p) != DType::f32) || (p.want_d_bias && *p.bias_dtype != DType::f32);
+  return rounds || p.compensated;
 }
 
 Workspace map_workspace(const Plan& plan, std::byte* base) {
@@ -93,19 +158,20 @@ Workspace map_workspace(const Plan& plan, std::byte* base) {
 
   const std::uint64_t misaligned = reinterpret_cast<std::uintptr_t>(base) % kAlign;
   Carver carver(base == nullptr ? nullptr : base + (misaligned ? kAlign - misaligned : 0));
-  w.rows.row = carver.take<std::int64_t>(p.tokens);
-  w.rows.label = carver.take<std::int64_t>(p.tokens);
-  w.rows.nll = carver.take<double>(p.tokens);
-  if (p.want_d_c) {
-    const std::int64_t lanes = round_up(p.tokens, g.panel);
-    w.rows.max = carver.take<float>(lanes);
-    w.rows.weight = carver.take<float>(lanes);
-    w.rows.label_grad = carver.take<float>(lanes);
+  w.rows = carve_rows(p, round_up(p.tokens, g.panel), carver);
+  if (p.vocab_order) w.order_position = carver.take<std::int64_t>(p.vocab);
+  if (p.soft_targets > 0) {
+    w.targets = carver.take<PanelTarget>(round_up(p.tokens, g.panel) * p.soft_targets);
+  }
+  if ((p.label_smoothing > 0 || p.metrics.mean_logits) && !p.softcap) {
+    w.vector = carver.take<double>(p.hidden + 1);
+    w.vector_parts = carver.take<double>(kVectorParts * (p.hidden + 1));
   }
   if (plan.mode == Mode::chunk) {
     w.saved_logits = carver.take<float>(g.tiles * (plan.chunk_tokens / g.panel) * g.logits_tile);
     w.chunk_slices = carver.take<float>(plan.chunk_tokens * g.slice_hidden);
-    if (plan.chunk_tokens < p.tokens && d_c_dtype(p) != DType::f32) w.d_c_sum = carver.take<float>(p.vocab * p.hidden);
+    if (needs_head_sum(plan)) w.d_c_sum = carver.take<float>(p.vocab * g.slice_columns);
+    if (needs_head_sum(plan) && p.compensated) w.d_c_error = carver.take<float>(p.vocab * g.slice_columns);
   }
 
   // A worker runs either pass, never both at once: they share its scratch.
@@ -115,7 +181,7 @@ Workspace map_workspace(const Plan& plan, std::byte* base) {
   Carver loss(nullptr);
   carve_loss(plan, g, loss);
   Carver head(nullptr);
-  if (p.want_d_c) carve_head(plan, g, head);
+  if (wants_head(p)) carve_head(plan, g, head);
   w.worker_bytes = std::max(loss.used(), head.used());
   const std::int64_t states = plan.vocab_slices == 1 ? plan.threads : g.loss_blocks * plan.vocab_slices;
   w.states = carver.take<std::byte>(static_cast<std::int64_t>(w.state_bytes) * states);
