@@ -6,7 +6,6 @@
 #include <chrono>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "src/cli/cli.h"
 #include "src/cli/loss_data.h"
@@ -108,11 +107,14 @@ Status learn_order(const Problem& problem, LossInputs& inputs) {
   return Status();
 }
 
-double mean_of(const auto& values, std::int64_t valid) {
-  return valid == 0 ? 0.0 : std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(valid);
+// Over the rows that are valid; others hold 0, or -1 as their rank.
+template <typename T>
+double mean_of(const std::vector<T>& values, std::int64_t valid) {
+  double sum = 0;
+  for (const T value : values) sum += value > 0 ? static_cast<double>(value) : 0;
+  return valid == 0 ? 0.0 : sum / static_cast<double>(valid);
 }
 
-// Means over the rows that are valid; ignored rows hold 0.
 std::vector<std::pair<const char*, double>> metric_means(const LossResults& r) {
   std::vector<std::pair<const char*, double>> means;
   if (r.problem.metrics.entropy) means.emplace_back("entropy", mean_of(r.entropy, r.valid));

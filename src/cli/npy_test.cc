@@ -67,6 +67,27 @@ TEST_F(NpyTest, RoundTrip) {
   }
 }
 
+TEST_F(NpyTest, Float16AndBooleansAreOtherTypes) {
+  const std::uint16_t values[] = {0x3C00, 0xC000, 0x0001};  // 1, -2, 2^-24
+  ASSERT_TRUE(write_npy(path(), DType::f16, {3}, values).ok());
+  const Result<NpyArray> array = read_npy(path());
+  ASSERT_TRUE(array.ok()) << array.status().message();
+  EXPECT_EQ(array->type, NpyType::f16);
+  EXPECT_EQ(to_floats(array.value()), (std::vector<float>{1, -2, 0x1p-24f}));
+  EXPECT_HAS(to_ids(array.value(), "soft_ids").status().message(), "soft_ids must be integers");
+  const std::uint8_t flags[] = {1, 0, 1};
+  ASSERT_TRUE(write_npy(path(), {3}, flags).ok());
+  EXPECT_HAS(refusal(), "bool");
+}
+
+TEST_F(NpyTest, FortranOrderIsRowMajorElsewhere) {
+  write(padded("{'descr': '|i1', 'fortran_order': True, 'shape': (2, 3), }"), std::string("\1\4\2\5\3\6", 6));
+  const Result<NpyArray> array = read_npy(path());
+  ASSERT_TRUE(array.ok()) << array.status().message();
+  EXPECT_EQ(to_ids(array.value(), "ids").value(), (std::vector<std::int64_t>{1, 2, 3, 4, 5, 6}));
+  EXPECT_EQ(to_floats(array.value()), (std::vector<float>{1, 2, 3, 4, 5, 6}));
+}
+
 TEST_F(NpyTest, Bfloat16IsTwoRawBytes) {
   const std::uint16_t values[] = {0x3F80, 0x4000, 0xC000};
   ASSERT_TRUE(write_npy(path(), DType::bf16, {3}, values).ok());

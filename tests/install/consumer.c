@@ -134,7 +134,7 @@ static void run_all(void) {
     near("argmax", (double)argmax[i], counts ? (double)want.argmax[i] : -1);
     near("top_k_ids", (double)top_ids[2 * i], counts ? (double)want.argmax[i] : -1);
     near("correct", correct[i], counts && want.argmax[i] == labels[i + 1]);
-    near("rank", (double)rank[i], (double)want.rank[i]);
+    near("rank", (double)rank[i], counts ? (double)want.rank[i] : -1);
     if (counts && top_ids[2 * i + 1] == labels[i + 1]) near("top_k_logprobs", top_logprobs[2 * i + 1], -want.nll[i]);
   }
   for (int i = 0; i < N * D; ++i) near("d_e", d_e[i], want.d_e[i]);
