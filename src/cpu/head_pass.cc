@@ -9,6 +9,48 @@
 namespace cutloss::cpu {
 namespace {
 
+// Into row `row` of the sums that ranges share; returns it, complete if `last`.
+const float* add_to_sum(const Context& context, std::int64_t row, const float* values, bool started, bool last) {
+  const std::int64_t columns = context.workspace.geometry.slice_columns;
+  float* sum = context.workspace.d_c_sum + row * columns;
+  float* error = context.workspace.d_c_error;
+  if (error != nullptr) error += row * columns;
+  for (std::int64_t column = 0; column < columns; ++column) {
+    const float before = started ? sum[column] : 0.0f;
+    const float total = before + values[column];
+    if (error != nullptr) {
+      // Knuth's two-sum.
+      const float added = total - before;
+      error[column] = (started ? error[column] : 0.0f) + ((before - (total - added)) + (values[column] - added));
+    }
+    sum[column] = total;
+  }
+  if (error == nullptr || !last) return sum;
+  for (std::int64_t column = 0; column < columns; ++column) sum[column] += error[column];
+  return sum;
+}
+
+// `started`: an earlier range has written the row.
+void write_row(const Context& context, std::int64_t id, const float* values, bool started) {
+  const Problem& p = context.plan.problem;
+  if (p.want_d_c) {
+    const HeadStrides stride = d_c_strides(p);
+    const bool add = started || p.accumulate_d_c;
+    WithElement(d_c_dtype(p), context.outputs.d_c, [&](auto* d_c) {
+      auto* to = d_c + id * stride.v;
+      for (std::int64_t column = 0; column < p.hidden; ++column) {
+        auto& cell = to[column * stride.d];
+        FromFloat(add ? ToFloat(cell) + values[column] : values[column], cell);
+      }
+    });
+  }
+  if (!p.want_d_bias) return;
+  WithElement(*p.bias_dtype, context.outputs.d_bias, [&](auto* d_bias) {
+    const float value = values[context.workspace.geometry.slice_columns - 1];
+    FromFloat(started || p.accumulate_d_bias ? ToFloat(d_bias[id]) + value : value, d_bias[id]);
+  });
+}
+
 class HeadTask {
  public:
   HeadTask(const Context& context, std::int64_t first, std::int64_t count)
@@ -56,19 +98,13 @@ class HeadTask {
     }
   }
 
-  // Rows of one tile into the outputs, added to what earlier ranges left there; `from` takes up its errors first.
-  void store(std::int64_t tile, float* from, const float* from_error, bool last) const {
+  // Rows of one tile into the outputs; `from` takes up its errors first.
+  void store(std::int64_t tile, float* from, const float* from_error, const HeadRange& range) const {
     for (std::int64_t i = 0; i < rows_of(tile); ++i) {
       float* values = from + i * g_.slice_hidden;
       const float* errors = from_error + i * g_.slice_hidden;
       for (std::int64_t column = 0; column < g_.slice_columns; ++column) values[column] += errors[column];
-      const std::int64_t row = tile * g_.tile_rows + i;
-      if (context_.workspace.d_c_sum == nullptr) {
-        write_row(id_at(context_, row), values, first_ > 0);
-        continue;
-      }
-      const float* sum = add_to_sum(row, values, last);
-      if (last) write_row(id_at(context_, row), sum, false);
+      store_head_row(context_, tile * g_.tile_rows + i, values, range.started, range.last);
     }
   }
 
@@ -76,69 +112,36 @@ class HeadTask {
   // out (+)= gradient of `panels` logits tiles x their hidden states.
   void multiply(std::int64_t tile, std::int64_t token, std::int64_t panels, float* logits, const float* slices,
                 std::int64_t token_rows, const HeadScratch& scratch, float* out, float* out_error) const {
-    const Problem& p = plan_.problem;
-    const RowTable& table = context_.workspace.rows;
     const std::int64_t rows = rows_of(tile);
     const std::int64_t groups = ceil_div(rows, g_.rows);
     const std::int64_t tile_row = tile * g_.tile_rows;
     const float* class_weights = tile_class_weights(context_, tile_row, rows, scratch.class_weights);
-    for (std::int64_t panel = 0; panel < panels; ++panel) {
-      const std::int64_t row = first_ + token + panel * g_.panel;
-      float* at = logits + panel * g_.logits_tile;
-      label_rows(context_, row, first_ + count_, tile_row, scratch.label_row);
-      const float* smooth = table.smooth == nullptr ? nullptr : table.smooth + row;
-      context_.kernels.logits_gradient(at, rows, groups, scratch.label_row, softcap_or_zero(p),
-                                       {table.max + row, table.weight + row, table.label_grad + row, smooth},
-                                       class_weights);
-      if (p.soft_targets == 0) continue;
-      for (const PanelTarget& target : targets_in(context_, row, tile_row, tile_row + rows)) {
-        at[(target.position - tile_row) * g_.panel + target.lane] -=
-            table.target[row + target.lane] * target.probability * target.slope;
-      }
-    }
-    context_.kernels.head_gradient(logits, static_cast<std::size_t>(g_.logits_tile), panels, slices, token_rows, groups,
-                                   g_.slice_hidden, token > 0, out, out_error);
-  }
-
-  // Into row `row` of the sums that chunks share; returns it.
-  const float* add_to_sum(std::int64_t row, const float* values, bool last) const {
-    float* sum = context_.workspace.d_c_sum + row * g_.slice_columns;
-    float* error = context_.workspace.d_c_error;
-    if (error != nullptr) error += row * g_.slice_columns;
-    for (std::int64_t column = 0; column < g_.slice_columns; ++column) {
-      const float before = first_ == 0 ? 0.0f : sum[column];
-      const float total = before + values[column];
-      if (error != nullptr) {
-        // Knuth's two-sum.
-        const float added = total - before;
-        error[column] = (first_ == 0 ? 0.0f : error[column]) + ((before - (total - added)) + (values[column] - added));
-      }
-      sum[column] = total;
-    }
-    if (error == nullptr || !last) return sum;
-    for (std::int64_t column = 0; column < g_.slice_columns; ++column) sum[column] += error[column];
-    return sum;
-  }
-
-  // One row of dC and dbias. `more`: an earlier range has written it.
-  void write_row(std::int64_t id, const float* values, bool more) const {
+    bool started = token > 0;
+    // Runs of panels that no filter drops: without one, all of them at once.
+    std::int64_t run = 0;
+    const auto add = [&](std::int64_t end) {
+      if (end == run) return;
+      context_.kernels.head_gradient(logits + run * g_.logits_tile, static_cast<std::size_t>(g_.logits_tile), end - run,
+                                     slices + run * g_.panel * g_.panel, token_rows, groups, g_.slice_hidden, started,
+                                     out, out_error);
+      started = true;
+    };
     const Problem& p = plan_.problem;
-    if (p.want_d_c) {
-      const HeadStrides stride = d_c_strides(p);
-      const bool add = more || p.accumulate_d_c;
-      WithElement(d_c_dtype(p), context_.outputs.d_c, [&](auto* d_c) {
-        auto* to = d_c + id * stride.v;
-        for (std::int64_t column = 0; column < p.hidden; ++column) {
-          auto& cell = to[column * stride.d];
-          FromFloat(add ? ToFloat(cell) + values[column] : values[column], cell);
-        }
-      });
+    std::int64_t* counted = p.filter == Filter::tile && !p.want_d_e ? context_.workspace.rows.kept : nullptr;
+    if (counted != nullptr && token == 0) counted[tile] = 0;
+    for (std::int64_t panel = 0; panel < panels; ++panel) {
+      const bool kept = gradient_tile(context_, first_ + token + panel * g_.panel, first_ + count_, tile_row, rows,
+                                      class_weights, scratch.label_row, logits + panel * g_.logits_tile);
+      const std::int64_t live = std::min(g_.panel, count_ - token - panel * g_.panel);
+      if (kept && counted != nullptr) counted[tile] += rows * live;
+      if (kept) continue;
+      add(panel);
+      run = panel + 1;
     }
-    if (!p.want_d_bias) return;
-    WithElement(*p.bias_dtype, context_.outputs.d_bias, [&](auto* d_bias) {
-      const float value = values[g_.slice_columns - 1];
-      FromFloat(more || p.accumulate_d_bias ? ToFloat(d_bias[id]) + value : value, d_bias[id]);
-    });
+    add(panels);
+    if (started) return;
+    std::fill_n(out, out_tile(), 0.0f);
+    std::fill_n(out_error, out_tile(), 0.0f);
   }
 
   const Context& context_;
@@ -150,17 +153,25 @@ class HeadTask {
 
 }  // namespace
 
-void head_pass(const Context& context, std::int64_t first, std::int64_t count, bool last) {
+void store_head_row(const Context& context, std::int64_t position, const float* values, bool started, bool last) {
+  const std::int64_t id = id_at(context, position);
+  if (context.workspace.d_c_sum == nullptr) return write_row(context, id, values, started);
+  const float* sum = add_to_sum(context, position, values, started, last);
+  if (last) write_row(context, id, sum, false);
+}
+
+void head_pass(const Context& context, const HeadRange& range) {
   const Plan& plan = context.plan;
   const Workspace& workspace = context.workspace;
   const Geometry& g = workspace.geometry;
-  const HeadTask task(context, first, count);
+  const HeadTask task(context, range.first, range.count);
 
   if (plan.mode == Mode::chunk) {
     const std::int64_t step = 8 * g.panel;
-    context.executor.parallel_for(ceil_div(count, step), [&](std::int64_t index, int) {
+    context.executor.parallel_for(ceil_div(range.count, step), [&](std::int64_t index, int) {
       const std::int64_t at = index * step;
-      pack_token_slices(context, first + at, std::min(step, count - at), at, plan.chunk_tokens, workspace.chunk_slices);
+      pack_token_slices(context, range.first + at, std::min(step, range.count - at), at, plan.chunk_tokens,
+                        workspace.chunk_slices);
     });
   }
   context.executor.parallel_for(ceil_div(g.tiles, plan.head_tiles), [&](std::int64_t index, int worker) {
@@ -174,9 +185,21 @@ void head_pass(const Context& context, std::int64_t first, std::int64_t count, b
       task.from_recomputed(tile, tile_end, scratch);
     }
     for (std::int64_t t = tile; t < tile_end; ++t) {
-      task.store(t, scratch.out + (t - tile) * task.out_tile(), scratch.out_error + (t - tile) * task.out_tile(), last);
+      const std::int64_t at = (t - tile) * task.out_tile();
+      task.store(t, scratch.out + at, scratch.out_error + at, range);
     }
   });
+}
+
+void run_exact(const Context& context, std::int64_t rows, bool started) {
+  const Plan& plan = context.plan;
+  const std::int64_t step = plan.mode == Mode::chunk ? plan.chunk_tokens : rows;
+  for (std::int64_t first = 0; first < rows; first += step) {
+    const std::int64_t count = std::min(step, rows - first);
+    loss_pass(context, first, count);
+    if (plan.problem.filter == Filter::tile && plan.problem.want_d_e) filtered_pass(context, rows);
+    if (wants_head(plan.problem)) head_pass(context, {first, count, started || first > 0, first + count == rows});
+  }
 }
 
 }  // namespace cutloss::cpu

@@ -12,6 +12,7 @@
 #include "src/cpu/simd/pack-inl.h"
 #include "src/cpu/simd/products-inl.h"
 #include "src/cpu/simd/softmax-inl.h"
+#include "src/cpu/simd/sparse-inl.h"
 
 #ifndef CUTLOSS_KERNEL_LINES
 #define CUTLOSS_KERNEL_LINES
@@ -81,8 +82,14 @@ constexpr Kernels MakeKernels(const char* name) {
                  &SmoothOf<R>,
                  &WeightedSum,
                  &FindPeak,
+                 &Select,
+                 &Axpy,
+                 &ScaleRow,
+                 &SquaredDistance,
+                 &WidenRow,
                  &HiddenGradient<R>,
                  &LogitsGradientOf<R>,
+                 &LargestMagnitude,
                  &HeadGradient<R>,
                  &MultiplyAddChains<R>,
                  &ExpForTest};

@@ -39,6 +39,19 @@ struct TilePeak {
   float* above;  // number of logits above label_logit
 };
 
+// How the entries of a tile are chosen: one value per lane. An entry's mass is exp(z - max) under the running maximum.
+struct Selection {
+  const float* slopes;        // like the tile, null: 1
+  const float* sum;           // running sum of the masses, this tile included, ...
+  const float* sum_error;     // ... and its error
+  const std::uint32_t* keys;  // [2][W], of the tokens; used if unbiased
+  std::int64_t first;         // position of the tile's first row
+  float epsilon;              // entries of at least epsilon * sum are kept;
+  bool unbiased;              // of the others this share of their mass over that threshold, weighing the threshold
+  float* below;               // out: mass below the threshold
+  float* tail;                // out: the same times slopes, unless unbiased
+};
+
 struct Kernels {
   const char* name;
   std::int64_t highway_target;
@@ -74,6 +87,15 @@ struct Kernels {
 
   void (*tile_peak)(const float* z, std::int64_t rows, const float* label_logit, TilePeak peak);
 
+  // masks[v] bit i: entry (v, lane i) is kept. weights hold the masses; if unbiased they become at least the threshold.
+  void (*select)(float* weights, std::int64_t rows, const Selection& selection, std::uint32_t* masks);
+
+  // Rows of n floats: y += factor * x, y *= factor, sum of (x - center)^2, and widening from any dtype and stride.
+  void (*axpy)(float factor, const float* x, std::int64_t n, float* y);
+  void (*scale_row)(float factor, std::int64_t n, float* y);
+  float (*squared_distance)(const float* x, const float* center, std::int64_t n);
+  void (*widen_row)(const void* row, DType dtype, std::int64_t stride, std::int64_t n, float* out);
+
   // accumulator[Dp][W] = accumulator * rescale + head tile^T x weights.
   void (*hidden_gradient)(const float* head, std::size_t head_stride, std::int64_t groups, const float* weights,
                           std::int64_t padded_hidden, const float* rescale, float* accumulator);
@@ -82,6 +104,9 @@ struct Kernels {
   // rows, used with gradient.smooth; null: 1.
   void (*logits_gradient)(float* logits, std::int64_t rows, std::int64_t groups, const std::int64_t* label_row,
                           float softcap, PanelGradient gradient, const float* class_weights);
+
+  // largest[W] = the largest |value| of the tile's rows, NaN where there is one.
+  void (*largest_magnitude)(const float* tile, std::int64_t rows, float* largest);
 
   // out[groups * R][out_stride] (+)= gradient x token slices, over `panels` logits tiles lying panel_stride apart.
   // token_rows is the row count of a slice; out_stride is D rounded up to W. error, of out's size, gathers what the

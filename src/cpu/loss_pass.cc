@@ -5,6 +5,7 @@
 #include "src/cpu/element.h"
 #include "src/cpu/float_env.h"
 #include "src/cpu/passes.h"
+#include "src/cpu/sparse.h"
 #include "src/plan/arith.h"
 #include "src/problem/resolve.h"
 
@@ -26,9 +27,9 @@ class LossTask {
   LossTask(const Context& context, std::int64_t range_first)
       : context_(context), plan_(context.plan), g_(context.workspace.geometry), range_first_(range_first) {}
 
-  // One block against tiles [tile, tile_end) of the vocabulary.
-  void stream(const Block& block, std::int64_t tile, std::int64_t tile_end, const LossScratch& scratch,
-              const LossState& state) const {
+  // One block against tiles [tile, tile_end) of the vocabulary, which are slice `slice` of it.
+  void stream(const Block& block, std::int64_t slice, std::int64_t tile, std::int64_t tile_end,
+              const LossScratch& scratch, const LossState& state) const {
     pack_token_panels(context_, block.first, block.count, block.panels, scratch.tokens);
     reset(block, state);
     if (state.metrics.label_logit != nullptr) {
@@ -38,9 +39,16 @@ class LossTask {
                      state.metrics.label_logit + lane);
       }
     }
+    const std::int64_t first_tile = tile;
     for (; tile < tile_end; ++tile) {
-      const Tile at{tile, tile * g_.tile_rows, std::min(g_.tile_rows, plan_.problem.vocab - tile * g_.tile_rows)};
+      const Tile at{tile,
+                    tile * g_.tile_rows,
+                    std::min(g_.tile_rows, plan_.problem.vocab - tile * g_.tile_rows),
+                    first_tile,
+                    tile_end,
+                    slice};
       pack_head_tile(context_, at.row, at.rows, scratch.head);
+      if (plan_.mode == Mode::sparse) widen_tile(context_, at.row, at.rows, scratch);
       const float* class_weights = tile_class_weights(context_, at.row, at.rows, scratch.class_weights);
       for (std::int64_t panel = 0; panel < block.panels; ++panel) {
         meet(block, panel * g_.panel, at, class_weights, scratch, state);
@@ -52,7 +60,7 @@ class LossTask {
   void finish(const Block& block, std::int64_t slot, std::int64_t slices) const {
     const RowTable& table = context_.workspace.rows;
     for (std::int64_t i = 0; i < block.count; ++i) finish_row(block.first + i, i, slot, slices);
-    if (!wants_head(plan_.problem)) return;
+    if (table.max == nullptr) return;
     for (std::int64_t i = block.first + block.count; i % g_.panel != 0; ++i) {
       table.max[i] = table.weight[i] = table.label_grad[i] = 0.0f;
       if (table.smooth != nullptr) table.smooth[i] = 0.0f;
@@ -65,6 +73,9 @@ class LossTask {
     std::int64_t index;
     std::int64_t row;
     std::int64_t rows;
+    std::int64_t first_of_slice;
+    std::int64_t end_of_slice;
+    std::int64_t slice;
   };
 
   // Lane `i` of the block once all slices have seen the vocabulary.
@@ -87,10 +98,14 @@ class LossTask {
       if (zero != nullptr) std::fill_n(zero, lanes, 0.0f);
     }
     for (float* zero : {state.accumulator, state.smooth_accumulator}) {
-      if (zero != nullptr) std::fill_n(zero, lanes * g_.padded_depth, 0.0f);
+      if (zero != nullptr) std::fill_n(zero, lanes * accumulator_row(), 0.0f);
     }
+    if (plan_.mode == Mode::sparse) reset_filter(context_, block.first, block.count, state);
     reset_metrics(context_, state.metrics, lanes);
   }
+
+  // Floats of the accumulator for one token.
+  std::int64_t accumulator_row() const { return plan_.mode == Mode::sparse ? g_.row_stride : g_.padded_depth; }
 
   float* saved_logits(const Block& block, std::int64_t lane, const Tile& tile) const {
     const std::int64_t chunk_panel = (block.first - range_first_ + lane) / g_.panel;
@@ -105,6 +120,8 @@ class LossTask {
     const Kernels& kernels = context_.kernels;
     const std::int64_t groups = ceil_div(tile.rows, g_.rows);
     const auto stride = static_cast<std::size_t>(g_.head_stride);
+    const bool sparse = plan_.mode == Mode::sparse;
+    if (sparse && state.filter.flat[lane / g_.panel] != 0) return;  // the exact mode has these rows
     float* z = plan_.mode == Mode::chunk ? saved_logits(block, lane, tile) : scratch.logits;
     kernels.logits(scratch.head, stride, groups, scratch.tokens + lane * g_.depth, g_.depth, z);
     if (p.softcap) {
@@ -113,17 +130,23 @@ class LossTask {
     }
     read_targets(block, lane, tile, z, scratch);
     lift_labels(block, lane, tile, z, scratch, state);
-    kernels.softmax(z, tile.rows, groups, scratch.slopes, panel_state(state, lane), scratch.weights, scratch.rescale);
-    observe_tile(context_, state.metrics, lane, std::min(g_.panel, block.count - lane), z, tile.rows, tile.row,
-                 state.max + lane, scratch);
-    if (p.want_d_e) {
+    kernels.softmax(z, tile.rows, groups, sparse ? nullptr : scratch.slopes, panel_state(state, lane), scratch.weights,
+                    scratch.rescale);
+    const std::int64_t live = std::min(g_.panel, block.count - lane);
+    observe_tile(context_, state.metrics, lane, live, z, tile.rows, tile.row, state.max + lane, scratch);
+    if (sparse) {
+      filter_tile(context_,
+                  {tile.index, tile.row, tile.rows, tile.index + 1 == tile.end_of_slice, tile.first_of_slice,
+                   tile.slice, block.first + lane, lane, live, range_first_},
+                  scratch, state);
+    } else if (streams_d_e(p)) {
       kernels.hidden_gradient(scratch.head, stride, groups, scratch.weights, g_.padded_depth, scratch.rescale,
                               state.accumulator + lane * g_.padded_depth);
     }
     if (state.smooth_sum == nullptr) return;
     kernels.smooth(z, scratch.slopes, tile.rows, groups, class_weights, scratch.weights, state.smooth_sum + lane,
                    state.smooth_error + lane);
-    if (p.want_d_e) {
+    if (streams_d_e(p)) {
       std::fill_n(scratch.rescale, g_.panel, 1.0f);
       kernels.hidden_gradient(scratch.head, stride, groups, scratch.weights, g_.padded_depth, scratch.rescale,
                               state.smooth_accumulator + lane * g_.padded_depth);
@@ -186,10 +209,29 @@ class LossTask {
     row.max = max;
     RowSoftmax softmax = combine(max, sum, label_logit);
     if (!has_label) softmax = {NAN, softmax.lse, NAN, NAN, NAN};
+    FilteredRow filtered{};
+    if (plan_.mode == Mode::sparse) {
+      filtered = join_filter(context_, lane, slot, slices, max, softmax.weight);
+      if (filtered.flat) {
+        certify(context_, table_row, filtered, 0);
+        return leave_row(table_row);
+      }
+    }
     row.factors = row_factors(context_, table_row, softmax, target_logits(table_row, capped_sum, label_logit));
     row.weight = row.factors.softmax * softmax.weight;
+    if (plan_.mode == Mode::sparse && !certify(context_, table_row, filtered, row.factors.softmax)) {
+      return leave_row(table_row);
+    }
     write_metrics(context_, {table_row, lane, slot, slices, max, sum, label_logit, has_label}, softmax);
     write_row(row, softmax);
+  }
+
+  // A row that will be redone adds nothing to dC now.
+  void leave_row(std::int64_t table_row) const {
+    const RowTable& table = context_.workspace.rows;
+    for (float* column : {table.max, table.weight, table.label_grad, table.smooth, table.target}) {
+      if (column != nullptr) column[table_row] = 0.0f;
+    }
   }
 
   // See row_factors().
@@ -225,12 +267,12 @@ class LossTask {
     const Outputs& out = context_.outputs;
     const std::int64_t at = row.table_row;
     const std::int64_t to = table.row[at];
-    table.loss[at] = row.factors.loss;
+    table.loss[to] = row.factors.loss;
     if (out.nll != nullptr) out.nll[to] = static_cast<float>(softmax.nll);
     if (out.lse != nullptr) out.lse[to] = static_cast<float>(softmax.lse);
 
     const double label_grad = row.factors.label * row.label_slope;
-    if (wants_head(p)) {
+    if (table.max != nullptr) {
       const double label_smooth = table.smooth == nullptr
                                       ? 0
                                       : row.factors.smooth * row.label_slope *
@@ -241,7 +283,8 @@ class LossTask {
       if (table.smooth != nullptr) table.smooth[at] = static_cast<float>(row.factors.smooth);
       if (table.target != nullptr) table.target[at] = static_cast<float>(row.factors.target);
     }
-    if (!p.want_d_e) return;
+    if (table.scale != nullptr) table.scale[at] = static_cast<float>(std::abs(upstream(context_, to)));
+    if (!streams_d_e(p)) return;
     WithElement(d_e_dtype(p), out.d_e, [&](auto* d_e) {
       for (std::int64_t column = 0; column < p.hidden; column += kColumns) {
         double values[kColumns];
@@ -260,15 +303,19 @@ class LossTask {
   // columns [first, first + count).
   void form_d_e(const Row& row, double label_grad, std::int64_t first, std::int64_t count, double* values) const {
     const Problem& p = plan_.problem;
-    const std::int64_t at = row.lane / g_.panel * g_.panel * g_.padded_depth + first * g_.panel + row.lane % g_.panel;
+    const bool sparse = plan_.mode == Mode::sparse;
+    const std::int64_t step = sparse ? 1 : g_.panel;
+    const std::int64_t panel_at = row.lane / g_.panel * g_.panel * g_.padded_depth + row.lane % g_.panel;
+    const std::int64_t at = (sparse ? row.lane * g_.row_stride : panel_at) + first * step;
     std::fill_n(values, count, 0.0);
     for (std::int64_t s = 0; s < row.slices; ++s) {
       const LossState state = context_.workspace.loss_state(row.slot + s);
-      const double factor = row.weight * (row.slices == 1 ? 1 : std::exp(state.max[row.lane] - row.max));
-      for (std::int64_t i = 0; i < count; ++i) values[i] += factor * state.accumulator[at + i * g_.panel];
+      const float* scale_max = sparse ? state.filter.scale_max : state.max;
+      const double factor = row.weight * std::exp(scale_max[row.lane] - row.max);
+      for (std::int64_t i = 0; i < count; ++i) values[i] += factor * state.accumulator[at + i * step];
       if (state.smooth_accumulator == nullptr) continue;
       for (std::int64_t i = 0; i < count; ++i) {
-        values[i] -= row.factors.smooth * state.smooth_accumulator[at + i * g_.panel];
+        values[i] -= row.factors.smooth * state.smooth_accumulator[at + i * step];
       }
     }
     if (p.label_smoothing > 0 && !p.softcap) {
@@ -327,7 +374,7 @@ void loss_pass(const Context& context, std::int64_t first, std::int64_t count) {
     const std::int64_t slot = slices == 1 ? worker : index;
     const std::int64_t slice = index % slices;
     const Block block = block_at(index / slices);
-    task.stream(block, slice * g.tiles / slices, (slice + 1) * g.tiles / slices, workspace.loss_scratch(worker),
+    task.stream(block, slice, slice * g.tiles / slices, (slice + 1) * g.tiles / slices, workspace.loss_scratch(worker),
                 workspace.loss_state(slot));
     if (slices == 1) task.finish(block, slot, 1);
   });

@@ -31,6 +31,7 @@ struct Context {
   const Kernels& kernels;
   const Workspace& workspace;
   Executor& executor;
+  std::byte* base;  // of the workspace
   Objective objective;
 };
 
@@ -38,9 +39,27 @@ struct Context {
 // columns. Mode chunk keeps the raw logits in workspace.saved_logits.
 void loss_pass(const Context& context, std::int64_t first, std::int64_t count);
 
-// Adds (or, for the first range, sets) dC and dbias of rows [first, first + count). Needs their loss_pass.
-// `last` says that no range follows: sums kept in f32 are rounded to the output's dtype.
-void head_pass(const Context& context, std::int64_t first, std::int64_t count, bool last);
+// Rows [first, first + count) of the row table for dC and dbias.
+struct HeadRange {
+  std::int64_t first;
+  std::int64_t count;
+  bool started;  // outputs or sums hold those of earlier rows: add
+  bool last;     // no range follows: sums are rounded to the output's dtype
+};
+// Needs the rows' loss_pass.
+void head_pass(const Context& context, const HeadRange& range);
+
+// The passes of an exact mode over the first `rows` rows. `started`: see HeadRange.
+void run_exact(const Context& context, std::int64_t rows, bool started);
+
+// dz of a logits tile of the panel at table row `first`, in place; false where filter "tile" drops it (tile_filter.cc).
+bool gradient_tile(const Context& context, std::int64_t first, std::int64_t end, std::int64_t tile_row,
+                   std::int64_t rows, const float* class_weights, std::int64_t* label_row, float* logits);
+// dE of the first `rows` rows under filter "tile"; needs their loss_pass.
+void filtered_pass(const Context& context, std::int64_t rows);
+
+// One row of dC and dbias, from slice_columns values; `sum`: through the sums that ranges share.
+void store_head_row(const Context& context, std::int64_t position, const float* values, bool started, bool last);
 
 // -------------------------------------------------------------------------------------------------- packing (tile.cc)
 
@@ -103,6 +122,9 @@ Objective prepare_objective(const Context& context, std::int64_t rows);
 double smoothing_vector(const Context& context);
 // outputs.mean_logits of the first `rows` table rows.
 void mean_logits(const Context& context, std::int64_t rows);
+
+// The ids by falling mean logit before softcap, which keeps their order; equal ones by id.
+void order_by_mean_logit(const Context& context, std::int64_t rows, double* means, std::int64_t* order);
 
 // ---------------------------------------------------------------------------------------- soft targets
 // (soft_targets.cc)

@@ -1,6 +1,7 @@
 // Sums over the whole vocabulary or over all rows that end in one vector: matrix-vector work, in float64.
 #include <algorithm>
-#include <vector>
+#include <cmath>
+#include <numeric>
 
 #include "src/cpu/element.h"
 #include "src/cpu/float_env.h"
@@ -39,8 +40,9 @@ double bias_at(const Context& context, std::int64_t id) {
   return value;
 }
 
-// The mean of z_v = r_v is the mean hidden state against the table: V D work.
-void mean_of_linear_logits(const Context& context, std::int64_t rows) {
+// The mean of r_v is the mean hidden state against the table: V D work. set(v, mean).
+template <typename Set>
+void for_mean_linear_logits(const Context& context, std::int64_t rows, const Set& set) {
   const Problem& p = context.plan.problem;
   const Strides es = e_strides(p);
   WithElement(p.e_dtype, context.inputs.e, [&](const auto* e) {
@@ -51,16 +53,16 @@ void mean_of_linear_logits(const Context& context, std::int64_t rows) {
   });
   const HeadStrides cs = c_strides(p);
   const double factor = p.logit_scale / static_cast<double>(rows);
-  const Geometry& g = context.workspace.geometry;
+  const std::int64_t step = ceil_div(p.vocab, 64);
   WithElement(p.c_dtype, context.inputs.c, [&](const auto* c) {
-    context.executor.parallel_for(g.tiles, [&](std::int64_t tile, int) {
+    context.executor.parallel_for(ceil_div(p.vocab, step), [&](std::int64_t part, int) {
       const KernelFloatEnv float_env;
-      for (std::int64_t v = tile * g.tile_rows; v < std::min(p.vocab, (tile + 1) * g.tile_rows); ++v) {
+      for (std::int64_t v = part * step; v < std::min(p.vocab, (part + 1) * step); ++v) {
         double sum = 0;
         for (std::int64_t column = 0; column < p.hidden; ++column) {
           sum += context.workspace.vector[column] * ToFloat(c[v * cs.v + column * cs.d]);
         }
-        context.outputs.mean_logits[v] = static_cast<float>(factor * sum + bias_at(context, v));
+        set(v, factor * sum + bias_at(context, v));
       }
     });
   });
@@ -122,8 +124,18 @@ void mean_logits(const Context& context, std::int64_t rows) {
   if (context.plan.problem.softcap) {
     mean_of_capped_logits(context, rows);
   } else {
-    mean_of_linear_logits(context, rows);
+    for_mean_linear_logits(
+        context, rows, [&](std::int64_t v, double mean) { context.outputs.mean_logits[v] = static_cast<float>(mean); });
   }
+}
+
+void order_by_mean_logit(const Context& context, std::int64_t rows, double* means, std::int64_t* order) {
+  for_mean_linear_logits(context, rows, [&](std::int64_t v, double mean) { means[v] = mean; });
+  std::iota(order, order + context.plan.problem.vocab, std::int64_t{0});
+  // NaN would break the order that sort() needs: such ids go last.
+  const auto key = [&](std::int64_t v) { return std::isnan(means[v]) ? -HUGE_VAL : means[v]; };
+  std::sort(order, order + context.plan.problem.vocab,
+            [&](std::int64_t a, std::int64_t b) { return key(a) != key(b) ? key(a) > key(b) : a < b; });
 }
 
 }  // namespace cutloss::cpu

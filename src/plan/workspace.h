@@ -10,6 +10,10 @@
 
 namespace cutloss {
 
+constexpr std::int64_t kMaxPanel = 32;  // W at most
+constexpr std::int64_t kMaxTileRows =
+    224;  // vocabulary rows of a tile at most: logits and weights of a panel stay in L1
+
 // Sizes that follow from a plan and its kernels. Layout words are those of src/cpu/kernels.h.
 struct Geometry {
   std::int64_t panel;          // W
@@ -25,6 +29,9 @@ struct Geometry {
   std::int64_t head_tile;      // floats in a head tile
   std::int64_t logits_tile;    // floats in a logits tile
   std::int64_t loss_blocks;    // most token blocks of one loss pass
+  std::int64_t row_stride;     // D rounded up to a cache line of floats
+  std::int64_t tail_tiles;     // tiles of a tail block
+  std::int64_t tail_blocks;    // ceil(tiles / tail_tiles)
 };
 Geometry geometry_of(const Plan& plan);
 
@@ -33,14 +40,35 @@ struct RowTable {
   std::int64_t* row;       // index in the caller's arrays
   std::int64_t* label;     // in [0, V), or kBadLabel
   std::int64_t* position;  // of the label in vocab_order; the same array as label without one
-  double* loss;            // weighted, before the reduction's factor
+  double* loss;            // [N] by the caller's rows: weighted, before the reduction's factor; 0 where not computed
   double* label_weight;    // soft targets only: probability of the label ...
   double* target_sum;      // ... and of all ids
-  float* max;              // these four only if the head pass runs: see PanelGradient
+  float* max;              // these five only where dz is formed from a known lse: see PanelGradient
   float* weight;
   float* label_grad;
   float* smooth;  // with label smoothing
   float* target;  // with soft targets: what a probability is multiplied by
+
+  float* scale;  // filter "tile": magnitude of the upstream gradient
+
+  std::uint8_t* redo;  // mode sparse: the row is to be done exactly
+  double* below;       // mode sparse: its mass below epsilon, ...
+  double* bound;       // ... what that may cost its dE, ...
+  std::int64_t* kept;  // ... and its entries that were kept
+};
+
+// Kept entries of a panel, sorted by tile but not within one. The gradient of one is factors.softmax / sum *
+// exp(value - max); value and place are kept apart, 6 bytes for 8.
+struct SparseEntries {
+  float* value;
+  std::uint16_t* place;  // row in its tile * kMaxPanel + lane
+};
+constexpr std::int64_t kEntryBytes = 6;
+
+// Mass that a row left below epsilon in one tail block, under the running maximum of then.
+struct TailMass {
+  float mass;
+  float max;
 };
 
 // A soft target other than its row's label; the entries of a panel of rows lie side by side, sorted by position.
@@ -51,6 +79,18 @@ struct PanelTarget {
   float probability;
   float logit;  // these two by the loss pass
   float slope;
+};
+
+// What a filter has seen so far of one token block: [token_block] each.
+struct FilterState {
+  float* scale_max;  // the maximum that the accumulator's rows are scaled by, ...
+  float* factor;     // ... and exp(max - scale_max)
+  float* below;      // mass below epsilon
+  float* below_error;
+  float* tail;  // the same, times slope, of the current tail block
+  std::int64_t* kept;
+  std::uint32_t* keys;  // [panels][2][W]
+  std::int64_t* flat;   // [panels]: 1 where so much was kept that the panel is left to the exact mode
 };
 
 // What the metrics have seen so far of one token block: [token_block] each, or [token_block][k].
@@ -72,11 +112,12 @@ struct LossState {
   float* sum_error;
   float* label_logit;
   float* label_slope;
-  float* accumulator;  // [panels][Dp][W], if dE is wanted
+  float* accumulator;  // [panels][Dp][W], if dE is wanted; mode sparse: [token_block][row_stride]
   float* smooth_sum;   // these three with softcap and smoothing: sum of class weight x z, ...
   float* smooth_error;
   float* smooth_accumulator;  // ... and, if dE is wanted, of class weight x slope x table row
   MetricState metrics;
+  FilterState filter;
 };
 
 struct LossScratch {  // one per worker
@@ -90,6 +131,9 @@ struct LossScratch {  // one per worker
   float* peak;              // [3][W], with metrics
   float* class_weights;     // [tile_rows]
   std::int64_t* label_row;  // [W]
+  std::uint32_t* masks;     // mode sparse: [tile_rows]
+  float* parts;             // mode sparse: [2][W]
+  float* table;             // mode sparse: [tile_rows][row_stride], where the table's rows are not f32 side by side
 };
 
 struct HeadScratch {        // one per worker
@@ -103,10 +147,6 @@ struct HeadScratch {        // one per worker
   float* logits;            // head_tokens / W logits tiles
 };
 
-constexpr std::int64_t kMaxPanel = 32;  // W at most
-constexpr std::int64_t kMaxTileRows =
-    224;  // vocabulary rows of a tile at most: logits and weights of a panel stay in L1
-
 // Sums over the vocabulary or the rows are made of this many parts, whatever the number of threads.
 constexpr std::int64_t kVectorParts = 16;
 
@@ -118,8 +158,17 @@ struct Workspace {
   double* vector_parts = nullptr;          // [kVectorParts][D + 1]
   float* saved_logits = nullptr;           // mode chunk: [tiles][chunk panels] logits tiles, before softcap
   float* chunk_slices = nullptr;           // mode chunk: [slice_hidden / W][chunk_tokens][W]
-  float* d_c_sum = nullptr;                // mode chunk with several chunks: see needs_head_sum(); [V][slice_columns]
+  float* d_c_sum = nullptr;                // with plan.head_sum: [V][slice_columns]
   float* d_c_error = nullptr;              // with problem.compensated: what d_c_sum has rounded away
+  // Mode sparse. centers, radius: see summarize_head(); the others if the head pass runs.
+  float* centers = nullptr;            // [tail_blocks][row_stride]
+  double* radius = nullptr;            // [tail_blocks]
+  SparseEntries entries{};             // [group panels][vocab_slices][panel_entries]
+  std::int32_t* entry_ends = nullptr;  // [group panels][tiles]: where a tile's entries of its slice end
+  TailMass* tail_masses = nullptr;     // [group tokens][tail_blocks + vocab_slices]
+  float* token_rows = nullptr;         // [group tokens][slice_hidden]
+  float* tail_rows = nullptr;          // [tail_blocks][slice_hidden]: what every row of a block gets
+  double* smooth_row = nullptr;        // [slice_columns]: the same of smoothing, times the class weight
   std::uint64_t bytes = 0;
 
   LossState loss_state(std::int64_t slot) const;
@@ -134,9 +183,6 @@ struct Workspace {
   std::uint64_t worker_bytes = 0;
   const Plan* plan = nullptr;
 };
-
-// Whether chunks are summed apart from the outputs: these are not f32, or errors are kept.
-bool needs_head_sum(const Plan& plan);
 
 // With base null only `bytes` means anything. `plan` must outlive the result.
 Workspace map_workspace(const Plan& plan, std::byte* base);
