@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _check
-from . import _manual, _options, _vjp
+from . import _manual, _mesh, _options, _vjp
 
 __all__ = ["linear_cross_entropy"]
 
@@ -29,6 +29,9 @@ def linear_cross_entropy(
     mode: str = "auto",
     budget: int | str | None = None,
     threads: int | None = None,
+    mesh: Any = None,
+    x_spec: Any = None,
+    w_spec: Any = None,
     _impl: str = "auto",
 ) -> jax.Array:
     """Cross-entropy of the logits ``x @ w.T`` against labels, without storing the logits. Differentiable in x and w.
@@ -88,8 +91,14 @@ def linear_cross_entropy(
     size = _check.sizes("x", x.shape, "w", w.shape, labels.shape, head_layout)
     if _known(labels):  # before JAX narrows int64, where an id of 2**32 + 5 would become 5
         _check.label_values(np.asarray(labels), size.vocab, options.ignore_index)
-    x, w, ids = _manual.vary_alike(x.reshape(size.tokens, size.hidden), w, _kernel_labels(labels, options).reshape(-1))
-    loss = _vjp.loss(options, x, w, ids)
+    ids = _kernel_labels(labels, options)
+    if not labels.ndim:
+        x, ids = x[None], ids[None]
+    layout = _mesh.find(x, w, head_layout=head_layout, mesh=mesh, x_spec=x_spec, w_spec=w_spec)
+    if layout is None:
+        x, ids = x.reshape(size.tokens, size.hidden), ids.reshape(-1)
+    x, w, ids = _manual.vary_alike(x, w, ids)
+    loss = _vjp.loss(options._replace(layout=layout), x, w, ids)
     return loss.reshape(labels.shape) if reduction == "none" else loss
 
 
