@@ -86,7 +86,7 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
     rows = -(-tokens // (8 * tiles)) * 8  # tiles of one size, a multiple of 8 lanes, as near to equal as that allows
     batch = _Tokens(*(_tile(a, tiles, rows, fill) for a, fill in
                       ((x, 0), (target, -1), (valid, False), (bad, False), (upstream, 0))))
-    head = _Head(options, w, place, size.ids)
+    head = _Head(options, w, place, max(8, size.ids // place.parts))
     if place.whole:
         head = head.keeping()
 

@@ -19,7 +19,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from oracle import BF16, F32, close, dense, problem
 
-from cutloss.jax import _tiles, linear_cross_entropy
+from cutloss.jax import _tiles, hlo, linear_cross_entropy
 
 CHECKS = {}
 
@@ -257,6 +257,31 @@ def shard_map_of_the_user_is_nested():
     bad = jax.shard_map(lambda x, w, y: linear_cross_entropy(x, w, y, w_spec=P()), mesh=mesh,
                         in_specs=(P("d"), P(), P("d")), out_specs=P())
     refused(ValueError, "inside shard_map", lambda: bad(X, W, Y))
+
+
+@check(("fsdp8", 1, (0,)), ("rows2tp4", 1 / 4, (0,)), ("tp8", 0, (0,)), ("fsdp2tp4", 1 / 4, (0, 1)),
+       ("all", 3 / 4, (0, 1)))  # by columns into half of half a table's tiles, then by rows into whole ones
+def table_is_gathered_for_every_token_tile(name, gathered, argnums):
+    """In all, and counted with the trips of their loops, collectives gather this much of the table, and reduce as much
+    of its gradient; none is inside two loops."""
+    axes, w_spec, x_spec = MESHES[name]
+    n, v, d = 264, 264, 16
+    mesh = mesh_of(**axes)
+    step = jax.jit(jax.value_and_grad(lambda *a: linear_cross_entropy(
+        *a, mesh=mesh, x_spec=x_spec, w_spec=w_spec, _impl="xla"), argnums))
+    arguments = (((n, d), F32, x_spec), ((v, d), F32, w_spec), ((n,), np.int32, P(*x_spec[:1])))
+    program = step.lower(*(jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+                           for shape, dtype, spec in arguments)).compile()
+    report = hlo.scan(program.as_text(), vocab=v, tile_tokens=16)
+    assert not report.logits, report.logits
+    table = v * d * 4
+    kinds = {kind: sum(c.total_bytes for c in report.collectives if c.kind == kind and c.bytes > 8 * 4)
+             for kind in ("all-gather", "reduce-scatter", "all-reduce")}
+    assert kinds["all-gather"] == gathered * table, hlo.table(report)
+    assert kinds["reduce-scatter"] == (gathered * table if 1 in argnums else 0), hlo.table(report)
+    # Three numbers and, for the gradient of x, a hidden state a token, over the vocabulary's parts.
+    assert kinds["all-reduce"] <= 272 * 4 * (3 + d), hlo.table(report)
+    assert all(c.depth <= 1 for c in report.collectives), hlo.table(report)
 
 
 def refused(error, text, f):
