@@ -63,7 +63,7 @@ def find(x: Any, w: Any, *, head_layout: str, mesh: Any = None, x_spec: Any = No
             raise ValueError("w_spec: inside jit it cannot be seen how w is split over the mesh; pass its "
                              "PartitionSpec, such as w_spec=PartitionSpec('tp', 'fsdp')")
         return None
-    if math.prod(sizes.values()) == 1 or not (any(in_w) or any(in_x or ()) or asked):
+    if not asked and (math.prod(sizes.values()) == 1 or not (any(in_w) or any(in_x or ()))):
         return None
     layout = assign(sizes, x.shape[:-1], w.shape, None if in_x is None else in_x[:-1], in_w, head_layout)
     device = mesh.devices.flat[0] if isinstance(mesh, Mesh) else getattr(mesh, "abstract_device", None)

@@ -193,6 +193,10 @@ def _group_size(instruction: Instruction) -> int | None:
         return len(found[1].split(","))
     if found := re.search(r"replica_groups=\[\d+,(\d+)\]<=", instruction.rest):
         return int(found[1])
+    if found := re.search(r"replica_groups=mesh\[([^\]]*)\] *\{([^}]*)\}", instruction.rest):
+        sizes = dict(re.findall(r"'([^']*)'=(\d+)", found[1]))
+        axes = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", found[2])  # an axis, or a factor of one
+        return math.prod(int(part or sizes[axis]) for axis, part in axes)
     return None
 
 

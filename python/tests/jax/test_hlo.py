@@ -137,6 +137,14 @@ def test_collective_in_a_loop_is_counted_once():
     assert report.loop_bytes == 5 * 4096 * 640 * 2 + 15 * 4 * 4096 * 160 * 4
 
 
+@pytest.mark.parametrize("groups,devices", [
+    ("{{0,1},{2,3}}", 2), ("[1,4]<=[4]", 4), ("[2,2]<=[2,2]T(1,0)", 2), ("mesh['a'=4,'b'=2] {'b'}", 2),
+    ("mesh['a'=4,'b'=2] {'a','b'}", 8), ("mesh['a'=4,'b'=2] {'a':(1)2}", 2)])
+def test_way_to_write_groups_is_not_read(groups, devices):
+    text = TPU.replace("VOCAB", "8").replace("TOKENS", "8").replace("[1,4]<=[4]", groups)
+    assert hlo.scan(text, vocab=262144).collectives[0].devices == devices
+
+
 @pytest.mark.parametrize("old,new", [
     ("%begin = (s32[], s32[], f32[4,4096,160]) tuple(%zero, %three", "%begin = tuple(%zero, %j.1"),
     ("%next, %limit.1, /*index=2*/", "%next, %next, /*index=2*/"),  # the limit moves
