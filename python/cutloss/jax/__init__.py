@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _check
-from . import _manual, _options, _vjp
+from . import _manual, _mesh, _options, _vjp
 
 __all__ = ["linear_cross_entropy"]
 
@@ -29,6 +29,9 @@ def linear_cross_entropy(
     mode: str = "auto",
     budget: int | str | None = None,
     threads: int | None = None,
+    mesh: Any = None,
+    x_spec: Any = None,
+    w_spec: Any = None,
     _impl: str = "auto",
 ) -> jax.Array:
     """Cross-entropy of the logits ``x @ w.T`` against labels, without storing the logits. Differentiable in x and w.
@@ -46,7 +49,10 @@ def linear_cross_entropy(
       labels: [...], any integer dtype: ids in [0, V), or ignore_index.
       reduction, ignore_index, softcap, head_layout: Python values, as above.
       mode, budget, threads: limits for the CPU kernels, as in ``cutloss.linear_cross_entropy``; the workspace is part
-        of the program, so that ``compiled.memory_analysis()`` counts it. Elsewhere tiles are 512 tokens x 8192 ids.
+        of the program, so that ``compiled.memory_analysis()`` counts it. Elsewhere tiles are up to 2048 tokens x 4096
+        ids, as the chip's memory allows.
+      mesh, x_spec, w_spec: a jax.sharding.Mesh, and how x and w lie on it as jax.sharding.PartitionSpec. What is not
+        given is found where JAX shows it; see docs/sharding.md. x, w and labels are whole arrays.
 
     Returns:
       The loss in float32: a scalar, or of the labels' shape for reduction "none".
@@ -61,11 +67,11 @@ def linear_cross_entropy(
 
     Gradients have the dtype of their argument, sums are in float32. Products of float32 arrays on TPU and GPU follow
     ``jax.default_matmul_precision``. Works under jit, grad, vjp, vmap, scan, checkpoint and shard_map, with x64 on
-    or off. Meshes of explicit axes are refused by JAX: use shard_map there. Outside shard_map, with automatic axes, the
-    C++ kernels on CPU see gathered arguments on every device.
+    or off. Over a mesh whose layout is given or found, tables are gathered a tile at a time and the vocabulary may be
+    split; where it is not, XLA's partitioner decides, and the C++ kernels on CPU see gathered arguments on every device.
 
     Raises (at trace time):
-      ValueError: shapes that do not fit together, an option out of range; in a call outside jit also a label outside
+      ValueError: shapes that do not fit together, an option out of range, a spec that does not fit the mesh; in a call outside jit also a label outside
         [0, V). Inside jit such a label gives NaN for its token's loss and gradient.
       TypeError: a dtype that is not taken; a second derivative or forward-mode differentiation.
       BudgetError: (a ValueError) no mode fits the budget.
@@ -88,8 +94,14 @@ def linear_cross_entropy(
     size = _check.sizes("x", x.shape, "w", w.shape, labels.shape, head_layout)
     if _known(labels):  # before JAX narrows int64, where an id of 2**32 + 5 would become 5
         _check.label_values(np.asarray(labels), size.vocab, options.ignore_index)
-    x, w, ids = _manual.vary_alike(x.reshape(size.tokens, size.hidden), w, _kernel_labels(labels, options).reshape(-1))
-    loss = _vjp.loss(options, x, w, ids)
+    ids = _kernel_labels(labels, options)
+    if not labels.ndim:
+        x, ids = x[None], ids[None]
+    layout = _mesh.find(x, w, head_layout=head_layout, mesh=mesh, x_spec=x_spec, w_spec=w_spec)
+    if layout is None:
+        x, ids = x.reshape(size.tokens, size.hidden), ids.reshape(-1)
+    x, w, ids = _manual.vary_alike(x, w, ids)
+    loss = _vjp.loss(options._replace(layout=layout), x, w, ids)
     return loss.reshape(labels.shape) if reduction == "none" else loss
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -16,6 +16,7 @@ class Options(NamedTuple):
     budget: int | None
     threads: int
     impl: str  # "auto": C++ on CPU, XLA elsewhere; "cpu" or "xla": that one, whatever the platform (tests)
+    layout: Any = None  # _mesh.Layout of arguments that are spread over a mesh
 
 
 class Wants(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from . import _ffi, _xla
+from . import _ffi, _sharded, _xla
 from ._manual import vary_like
 from ._options import Options, Values, Wants
 
@@ -45,7 +45,9 @@ def _compiled(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels
         return _shaped(options, wants, _xla.evaluate(options, wants, x, w, labels, cotangent, saved))
 
     arguments = (x, w, labels, cotangent, saved)
-    _ffi.make_plan(options, wants, x, w, labels)  # for its checks, the same on every platform
+    _check_plan(options, wants, x, w, labels)
+    if options.layout is not None:
+        return _sharded.evaluate(options, wants, *arguments)
     if options.impl == "xla":
         return tiles(*arguments)
     if not _ffi.available():
@@ -66,8 +68,14 @@ def _warn_no_kernels() -> None:
                   "slower. Build it again where jax is installed, or set CUTLOSS_XLA_INCLUDE_DIR.", stacklevel=2)
 
 
+def _check_plan(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels: jax.Array) -> None:
+    """Makes the plan of the kernels for its checks, the same on every platform and mesh."""
+    flat = jax.ShapeDtypeStruct((labels.size, x.shape[-1]), x.dtype)
+    _ffi.make_plan(options, wants, flat, w, labels)
+
+
 def _ones(options: Options, x: jax.Array) -> jax.Array:
-    return vary_like(jnp.ones((x.shape[0] if options.reduction == "none" else 1,), jnp.float32), x)
+    return vary_like(jnp.ones(x.shape[:-1] if options.reduction == "none" else (1,), jnp.float32), x)
 
 
 # -------------------------------------------------------------------------------------------------- differentiation
@@ -75,7 +83,7 @@ def _ones(options: Options, x: jax.Array) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def loss(options: Options, x: jax.Array, w: jax.Array, labels: jax.Array) -> jax.Array:
-    """x [N, D], w [V, D] or [D, V], labels [N] -> f32, a scalar or [N]."""
+    """x [N, D], w [V, D] or [D, V], labels [N] -> f32, a scalar or [N]. On a mesh N may be several axes."""
     return _evaluate(options, _NOTHING, x, w, labels, _ones(options, x), None).loss
 
 
@@ -84,7 +92,7 @@ def _forward(options: Options, x: Any, w: Any, labels: Any) -> tuple[jax.Array, 
     x, w, labels = x.value, w.value, labels.value
     if wants.d_w and options.reduction == "none":
         # dw is no sum of saved parts scaled by one number: the backward pass has to see the cotangent.
-        _ffi.make_plan(options, wants, x, w, labels)  # refuse now what the backward pass would refuse
+        _check_plan(options, wants, x, w, labels)  # refuse now what the backward pass would refuse
         now = _evaluate(options, _NOTHING, x, w, labels, _ones(options, x), None)
         return now.loss, _Later(wants, (x, w, labels, now.loss, now.peak, now.log_mass))
     now = _evaluate(options, wants, x, w, labels, _ones(options, x), None)
@@ -100,9 +108,8 @@ def _backward(options: Options, kept: Any, cotangent: Any) -> tuple[Any, Any, No
         return values.d_x, values.d_w, None
     d_x, d_w, labels = kept.arrays
     if d_x is not None:
-        by_token = cotangent if options.reduction == "none" else cotangent[None]
         # 0 * inf is no 0: an ignored token's cotangent may be anything.
-        scale = jnp.where(labels == options.ignore_index, 0, by_token)[:, None]
+        scale = jnp.where(labels == options.ignore_index, 0, cotangent)[..., None]
         d_x = (d_x.astype(jnp.float32) * scale).astype(d_x.dtype)
     if d_w is not None:
         d_w = (d_w.astype(jnp.float32) * cotangent).astype(d_w.dtype)
