@@ -36,7 +36,7 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
         values = _on_device(local, wants, place, x.reshape(-1, x.shape[-1]), w, *flat, saved)
         return Values(
             values.loss.reshape(labels.shape) if none else values.loss,
-            values.peak.reshape(labels.shape), values.log_mass.reshape(labels.shape),
+            *(a.reshape(labels.shape) for a in (values.nll, values.peak, values.log_mass)),
             values.d_x.reshape(x.shape) if wants.d_x else None, values.d_w,
         )
 
@@ -47,14 +47,14 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
     values = jax.shard_map(
         program, mesh=layout.mesh, check_vma=False,
         in_specs=(layout.x_spec, table, tokens, tokens if none else PartitionSpec(), saved and (tokens,) * 3),
-        out_specs=Values(tokens if none else PartitionSpec(), tokens, tokens,
+        out_specs=Values(tokens if none else PartitionSpec(), tokens, tokens, tokens,
                          layout.x_spec if wants.d_x else None, table if wants.d_w else None),
     )(*_placed(layout, x, w, labels, cotangent, saved))
 
     def cut(a: Any) -> Any:
         return a if a is None else a[tuple(map(slice, lead))] if a.shape[: len(lead)] != lead else a
 
-    return values._replace(loss=cut(values.loss) if none else values.loss, peak=cut(values.peak),
+    return values._replace(loss=cut(values.loss) if none else values.loss, nll=cut(values.nll), peak=cut(values.peak),
                            log_mass=cut(values.log_mass), d_x=cut(values.d_x))
 
 
@@ -116,10 +116,10 @@ def _kernels(options: Options, wants: Wants, place: Place, x: jax.Array, w: jax.
     count = jnp.float32(1)
     if options.reduction == "mean":
         count = jnp.maximum(place.over_tokens(jnp.sum(labels != options.ignore_index)), 1).astype(jnp.float32)
-    loss, lse, d_x, d_w = _ffi.evaluate(
+    values = _ffi.evaluate(
         options._replace(reduction="none" if none else "sum"), wants, x, place.gather(w, id_axis), labels,
         cotangent / count)
+    d_w = values.d_w
     if wants.d_w:
         d_w = place.scatter(d_w.astype(jnp.float32), id_axis).astype(w.dtype)
-    return Values(loss if none else place.over_tokens(loss[0]) / count, lse, jnp.zeros_like(lse), d_x if wants.d_x else None,
-                  d_w if wants.d_w else None)
+    return values._replace(loss=values.loss if none else place.over_tokens(values.loss) / count, d_w=d_w)

@@ -91,7 +91,7 @@ def test_frozen_head_inside_a_model_computes_its_gradient():
 def test_workspace_is_hidden_from_xla():
     from cutloss.jax import _ffi, _options
 
-    options = _options.Options("mean", -100, None, "vd", "auto", None, 0, "auto")
+    options = _options.Options()
     x, w, y = arguments()
     plan, _ = _ffi.make_plan(options, _options.Wants(True, True), x, w, y)
     temp = step((0, 1), "auto").lower(x, w, y).compile().memory_analysis().temp_size_in_bytes
