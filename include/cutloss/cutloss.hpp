@@ -111,7 +111,7 @@ struct Strides {
   std::int64_t axis1 = 0;
 };
 
-// What else is wanted of each row, out of the same pass. Ignored rows have 0 (ids: -1).
+// What else is wanted of each row, out of the same pass. Ignored rows have 0 (ids, rank: -1).
 struct Metrics {
   bool entropy = false;      // -sum_v p_v log p_v
   bool argmax = false;       // id of the largest logit (the lowest of equals), and whether it is the label
