@@ -121,5 +121,5 @@ def _kernels(options: Options, wants: Wants, place: Place, x: jax.Array, w: jax.
         cotangent / count)
     if wants.d_w:
         d_w = place.scatter(d_w.astype(jnp.float32), id_axis).astype(w.dtype)
-    return Values(loss if none else place.over_tokens(loss[0]) / count, lse, jnp.zeros_like(lse), d_x if wants.d_x else None,
-                  d_w if wants.d_w else None)
+    return Values(loss if none else place.over_tokens(loss[0]) / count, lse, jnp.zeros_like(lse),
+                  d_x if wants.d_x else None, d_w if wants.d_w else None)
