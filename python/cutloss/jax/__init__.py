@@ -109,7 +109,7 @@ def linear_cross_entropy(
     Gradients have the dtype of their argument, sums are in float32. Products of float32 arrays on TPU and GPU follow
     ``jax.default_matmul_precision``. Works under jit, grad, vjp, vmap, scan, checkpoint and shard_map, with x64 on
     or off. Over a mesh whose layout is given or found, tables are gathered a tile at a time and the vocabulary may be
-    split; where it is not, XLA's partitioner decides, and the C++ kernels on CPU see gathered arguments on every device.
+    split; elsewhere XLA's partitioner decides, and on CPU the C++ kernels see gathered arguments on every device.
 
     Raises (at trace time):
       ValueError: shapes that do not fit together, an option out of range, a spec that does not fit the mesh; in a call

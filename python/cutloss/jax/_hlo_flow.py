@@ -1,9 +1,9 @@
 """Which arrays of a compiled program are a parameter, or of a parameter's kind.
 
-Two arrays are of one kind if one is made of the other by layout, cast, slicing, padding or gathering, if one is updated
-in place to become the other, if they are added or multiplied element by element, or if a loop, branch or call passes one
-on as the other. The kinds that hold a parameter of the program, or a result of a parameter's shape (its gradient), are
-those of tables, activations and optimizer states. A matrix product begins a new kind: that of logits holds none of them.
+Two arrays are of one kind if one is made of the other by layout, cast, slicing, padding or gathering, if one is updated in
+place to become the other, if they are added or multiplied element by element, or if a loop, branch or call passes one
+on as the other. The kinds that hold a parameter of the program, or a result of a parameter's shape (its gradient),
+are those of tables, activations and optimizer states. A matrix product begins a new kind: that of logits holds none of them.
 """
 
 from __future__ import annotations

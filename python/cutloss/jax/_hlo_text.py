@@ -127,7 +127,8 @@ def _instruction(name: str, root: bool, text: str) -> Instruction:
 
 
 def _arrays(text: str) -> list[Array]:
-    return [Array(kind, tuple(int(d.lstrip("<=")) for d in dims.split(",") if d)) for kind, dims in _ARRAY.findall(text)]
+    return [Array(kind, tuple(int(d.lstrip("<=")) for d in dims.split(",") if d))
+            for kind, dims in _ARRAY.findall(text)]
 
 
 def _closing(text: str, start: int) -> int:

@@ -4,8 +4,8 @@ Every axis of the mesh has one of two roles:
 
   vocab   the table's ids are split along it and each device works on its own: tokens are the same along the axis, and
           three numbers a token are combined (the largest logit, the sum, the label's logit), and the gradient of x
-  token   tokens are split along it. If the table is split along it too, by ids or by the hidden dimension, its parts are
-          gathered to be used by all tokens of the device, and the table's gradient is reduced back into its parts
+  token   tokens are split along it. If the table is split along it too, by ids or by the hidden dimension, its parts
+          are gathered to be used by all tokens of the device, and the table's gradient is reduced back into its parts
 
 Everything here runs inside shard_map, and does nothing for axes that are not there.
 """

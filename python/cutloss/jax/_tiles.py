@@ -38,7 +38,7 @@ LEAST_TOKENS = 128  # needs 240 to be busy
 
 
 def choose(tokens: int, hidden: int, chip: str = "") -> Tile:
-    """The tile with the most tokens whose f32 logits and f32 accumulator of x's gradient take half of the chip's memory.
+    """The tile with the most tokens whose f32 logits and f32 accumulator of x's gradient take half the chip's memory.
 
     XLA keeps those there, beside the next tiles of x and of the table; what does not fit it puts into main memory, a
     read and a write of the logits for each product. Seen in compiled programs of a head of 640: 2048 tokens (37 MiB)

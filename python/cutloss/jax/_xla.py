@@ -256,7 +256,7 @@ class _Head(NamedTuple):
         return min(self.tile_ids, self.rows)
 
     def over_tiles(self, body: Callable[[Any, jax.Array, jax.Array, Any], Any], carry: Any) -> Any:
-        """carry = body(first, ids, tile, carry) over tiles in order. first: of the tile's rows in this device's part."""
+        """carry = body(first, ids, tile, carry) over tiles in order. first: of the tile's rows in the device's part."""
         size = self.size
         whole = self.rows // size
         starts = self.place.starts(self.rows)
@@ -501,7 +501,8 @@ class _Labels(NamedTuple):
 
     @classmethod
     def of(cls, head: _Head, target: jax.Array) -> _Labels:
-        when, order = lax.sort_key_val(head.place.seen_at(target, head.rows, head.size), lax.iota(jnp.int32, len(target)))
+        when = head.place.seen_at(target, head.rows, head.size)
+        when, order = lax.sort_key_val(when, lax.iota(jnp.int32, len(target)))
         hidden = head.place.hidden(head.w.shape[head.hidden_axis])
         return cls(when, order, jnp.zeros((len(target), hidden), head.w.dtype))
 

@@ -94,8 +94,8 @@ def scan(text: str, *, vocab: int, tile_tokens: int = TILE_TOKENS, memory: Any =
     """Looks through `compiled.as_text()`.
 
     Logits are arrays with an axis of the vocabulary (whole, a device's share of it, or padded to a multiple of a power
-    of two up to 8192; alone or, from 4096 ids on, merged with another axis) and more than `tile_tokens` elements for each of its ids, unless
-    they are a parameter of the program, or made of one by layout, cast, slice, gathering or arithmetic with its like
+    of two up to 8192; alone or, from 4096 ids on, merged with another axis) and more than
+    `tile_tokens` elements for each of its ids, unless they are a parameter of the program, or made of one by layout, cast, slice, gathering or arithmetic with its like
     (a table, its copies, its gradient, an optimizer's moments): see _hlo_flow.py.
 
     Args:
