@@ -19,6 +19,7 @@ TOLERANCE = 4 * (N + V + D) * 2.0**-24
 
 def dense(x, w, bias, labels, soft, weights, classes, *, scale, cap, smoothing, z_loss, shift):
     """Losses before the reduction and lse, out of the stored logits."""
+    classes, labels = jnp.asarray(classes), jnp.asarray(labels)
     z = scale * x @ w.T + bias
     z = cap * jnp.tanh(z / cap) if cap else z
     lse = jax.nn.logsumexp(z, axis=1)
