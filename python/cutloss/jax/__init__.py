@@ -30,6 +30,7 @@ def linear_cross_entropy(
     budget: int | str | None = None,
     threads: int | None = None,
     _impl: str = "auto",
+    _tiles: tuple[int | None, int | None] = (None, None),
 ) -> jax.Array:
     """Cross-entropy of the logits ``x @ w.T`` against labels, without storing the logits. Differentiable in x and w.
 
@@ -79,6 +80,7 @@ def linear_cross_entropy(
         budget=_check.budget(budget),
         threads=_check.threads(threads),
         impl=_check.one_of("_impl", _impl, ("auto", "cpu", "xla")),
+        tiles=_tiles,
     )
     labels = labels if isinstance(labels, jax.Array) else np.asarray(labels)
     x, w = jnp.asarray(x), jnp.asarray(w)

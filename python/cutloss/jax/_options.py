@@ -16,6 +16,7 @@ class Options(NamedTuple):
     budget: int | None
     threads: int
     impl: str  # "auto": C++ on CPU, XLA elsewhere; "cpu" or "xla": that one, whatever the platform (tests)
+    tiles: tuple[int | None, int | None] = (None, None)  # of the XLA lowering: tokens, ids; None for its own size
 
 
 class Wants(NamedTuple):

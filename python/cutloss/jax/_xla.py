@@ -50,7 +50,7 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
     upstream = jnp.where(valid, jnp.where(bad, jnp.nan, cotangent / count), 0)
     target = jnp.where(valid & ~bad, labels, -1).astype(jnp.int32)
 
-    tiles = -(-tokens // TOKEN_TILE)
+    tiles = -(-tokens // (options.tiles[0] or TOKEN_TILE))
     if tiles == 0:
         empty = jnp.zeros((0,), _F32)
         return Values(empty if options.reduction == "none" else _F32(0), empty, empty,
@@ -124,7 +124,7 @@ class _Head(NamedTuple):
 
     def over_tiles(self, body: Callable[[Any, jax.Array, Any], Any], carry: Any) -> Any:
         """carry = body(first id, tile, carry) over the vocabulary's tiles in order."""
-        size = min(VOCAB_TILE, self.vocab)
+        size = min(self.options.tiles[1] or VOCAB_TILE, self.vocab)
         whole = self.vocab // size
 
         def step(k: jax.Array, carry: Any) -> Any:
