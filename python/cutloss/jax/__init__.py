@@ -50,6 +50,7 @@ def linear_cross_entropy(
     x_spec: Any = None,
     w_spec: Any = None,
     _impl: str = "auto",
+    _tiles: tuple[int | None, int | None] = (None, None),
 ) -> Any:
     """Cross-entropy of the logits ``x @ w.T`` against labels, without storing the logits. Differentiable in x, w, bias.
 
@@ -139,6 +140,7 @@ def linear_cross_entropy(
         filter_eps=_arguments.filter_eps(filter_eps),
         metrics=wanted,
         top_k=top_k,
+        tiles=_tiles,
     )
     if filter_eps is not None and filter is not None:
         raise ValueError(f"filter_eps ({filter_eps}) and filter ({filter!r}) are two filters; give one")

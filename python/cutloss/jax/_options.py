@@ -29,6 +29,7 @@ class Options(NamedTuple):
     filter_eps: float | None = None  # a gap in logits
     metrics: frozenset[str] = frozenset()  # "top_k" among them if top_k > 0
     top_k: int = 0
+    tiles: tuple[int | None, int | None] = (None, None)  # of the XLA lowering: tokens, ids; None for its own size
 
 
 class Extra(NamedTuple):

@@ -97,6 +97,7 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
         return _no_tokens(options, wants, x, w, vocab, extra)
     rows, reduced = _objective.prepare(options, labels, cotangent, extra, tokens, vocab, place)
     tile = _tiles.choose(tokens, hidden, place.chip or _tiles.default_chip())
+    tile = tile._replace(tokens=options.tiles[0] or tile.tokens, ids=options.tiles[1] or tile.ids)
     tiles = -(-tokens // tile.tokens)
     height = -(-tokens // (8 * tiles)) * 8  # tiles of one size, a multiple of 8 lanes, as near to equal as that allows
     batch = jax.tree.map(lambda a: _tile(a, tiles, height), _Tokens(x, rows))

@@ -2,80 +2,166 @@
 
 from __future__ import annotations
 
-from . import adapters
+import functools
+import warnings
+
+from . import adapters, chunked, meshes
+from .settings import Settings
 from .tap import tap
 
 IGNORE_INDEX = -100
 
 
-def cut_loss_fn(model, input_tokens, input_mask, positions, attention_mask, images=None):
-    """Mean next-token loss of `model`, as `tunix.sft.peft_trainer._default_loss_fn` defines it, without its logits.
+class CutLossWarning(UserWarning):
+    """Training goes on and is right, but without what cutloss is for: the message says what and why."""
 
-    Args:
-        model: a model that `adapters.py` lists.
-        input_tokens: [B, L] integers.
-        input_mask: [B, L], bool or a number: the weight of each token as a target; the first column is not used.
-        positions: [B, L] integers.
-        attention_mask: [B, L, L] bool.
-        images: passed on to the model if not None.
 
-    Returns:
-        sum(weight * nll) / (sum(weight) + 1e-8) as an f32 scalar; on a Tunix that has `LossOutput`, that with the
-        unreduced sum and the denominator apart, which its gradient accumulation needs. 0 if every weight is 0.
+@functools.cache
+def make(settings: Settings):
+    """Returns the loss function for these settings, always the same object."""
 
-    Raises:
-        UnsupportedModelError: the model or its head is not one that cutloss knows to be right.
+    def cut_loss_fn(model, input_tokens, input_mask, positions, attention_mask, images=None):
+        """Mean next-token loss of `model`, as `tunix.sft.peft_trainer._default_loss_fn` defines it, without its logits.
+
+        Args:
+            model: a model that `adapters.py` lists; others by way of `chunked.py` or of Tunix's own loss.
+            input_tokens: [B, L] integers.
+            input_mask: [B, L], bool or a number: the weight of each token as a target; the first column is not used.
+            positions: [B, L] integers.
+            attention_mask: [B, L, L] bool.
+            images: passed on to the model if not None.
+
+        Returns:
+            sum(weight * nll) / (sum(weight) + 1e-8) as an f32 scalar; on a Tunix that has `LossOutput`, that with the
+            unreduced sum and the denominator apart, which its gradient accumulation needs. 0 if every weight is 0.
+
+        Raises:
+            UnsupportedModelError: the settings are strict, and the model or its head is not one cutloss knows.
+        """
+        if why := meshes.undivided_batch(input_tokens.shape[0]):
+            warnings.warn(why, CutLossWarning, stacklevel=2)
+        batch = (input_tokens, positions, None, attention_mask)
+        kwargs = {} if images is None else {"images": images}
+        try:
+            nll_sum = way_of(model)(model, batch, kwargs)
+        except adapters.UnsupportedModelError as error:
+            if settings.strict:
+                raise
+            warn_dense(error)
+            return tunix_loss()(model, input_tokens, input_mask, positions, attention_mask, **kwargs)
+        return as_tunix_loss(*nll_sum(settings, input_tokens, input_mask))
+
+    cut_loss_fn.cutloss_settings = settings
+    return cut_loss_fn
+
+
+def way_of(model):
+    """Returns how the loss of `model` is computed: a function (model, batch, kwargs) -> nll_sum.
+
+    It runs the forward pass and returns a function (settings, input_tokens, input_mask) -> (sum of weight * nll, sum of
+    weights). Raises UnsupportedModelError where only the model's own loss is right.
     """
-    adapter = adapters.find(model)
-    kwargs = {} if images is None else {"images": images}
-    with tap(*adapter.entry(model)) as record:
-        model(input_tokens, positions, None, attention_mask, **kwargs)
-        hidden, _ = one_call(record, model, adapter)
-    total, weight = weighted_nll(hidden, adapters.read_head(model, adapter), input_tokens, input_mask)
-    return _as_tunix_loss(total, weight)
+    try:
+        adapters.read_head(model)
+    except adapters.UnsupportedModelError:
+        if not chunked.fits(model):
+            raise
+        return chunked.forward
+    return skipped if adapters.skips_head(model) else tapped
 
 
-def one_call(record, model, adapter):
-    """Returns the (hidden states, logits) of the one call of the head; raises UnsupportedModelError if not one."""
-    if len(record.calls) != 1 or record.calls[0][0] is not adapter.entry(model)[0]:
-        raise adapters._refusal(model, f"a forward pass called its head {len(record.calls)} times, expected once")
-    _, hidden, logits = record.calls[0]
-    return hidden, logits
+def skipped(model, batch, kwargs):
+    """The way of models that can leave out the head."""
+    hidden, _ = model(*batch, **kwargs, skip_lm_head=True)
+    return functools.partial(_nll_sum, hidden, adapters.read_head(model))
 
 
-def weighted_nll(hidden, head: adapters.Head, input_tokens, input_mask):
+def tapped(model, batch, kwargs):
+    """The way of models that cannot: the hidden states are seen as they enter the head."""
+    hidden, _ = tapped_call(model, batch, kwargs)
+    return functools.partial(_nll_sum, hidden, adapters.read_head(model))
+
+
+def tapped_call(model, batch, kwargs):
+    """Returns what one forward pass sends into the model's head, and what the pass returns."""
+    head = adapters.read_head(model)
+    with tap(head.layer, head.method) as record:
+        result = model(*batch, **kwargs)
+        if len(record.calls) != 1:
+            raise adapters.refusal(model, f"a forward pass called its head {len(record.calls)} times, expected once")
+        return record.calls[0], result
+
+
+def _nll_sum(hidden, head, settings, input_tokens, input_mask):
+    return weighted_nll(hidden, head, input_tokens, input_mask, settings)
+
+
+def weighted_nll(hidden, head: adapters.Head, input_tokens, input_mask, settings: Settings = Settings()):
     """Returns (sum of weight * nll, sum of weights), two scalars.
 
     Args:
         hidden: [B, L, D], what the model feeds to its head.
         head: the head.
-        input_tokens, input_mask: [B, L], as for cut_loss_fn.
+        input_tokens, input_mask: [B, L], as for the loss function.
     """
     import jax.numpy as jnp
 
     from cutloss.jax import linear_cross_entropy
 
-    weights = input_mask[:, 1:]
-    # The last position has no target. Giving it ignore_index instead of slicing it off keeps the hidden states where
-    # they are. Positions of weight 0 are ignored too: they cost no work, and a NaN there reaches nothing.
-    labels = jnp.where(weights != 0, input_tokens[:, 1:], IGNORE_INDEX)
-    labels = jnp.pad(labels, ((0, 0), (0, 1)), constant_values=IGNORE_INDEX)
+    labels, weights = targets(input_tokens, input_mask)
     table = head.weight
     if head.compute_dtype is not None:
         hidden, table = hidden.astype(head.compute_dtype), table.astype(head.compute_dtype)
+    # All weights are 0 or 1: their sum is over the labels that are not ignored, and a trainable head costs one product
+    # less when the loss's gradient is one number for all tokens.
+    plain = weights.dtype == jnp.bool_
     nll = linear_cross_entropy(
         hidden,
         table,
         labels,
-        reduction="none",
+        reduction="sum" if plain else "none",
         ignore_index=IGNORE_INDEX,
         softcap=head.softcap,
         head_layout=head.layout,
+        budget=settings.budget,
+        _tiles=(settings.token_chunk, settings.vocab_chunk),
     )
-    return jnp.sum(weights.astype(nll.dtype) * nll[:, :-1]), jnp.sum(weights)
+    total = nll if plain else jnp.sum(weights.astype(nll.dtype) * nll[:, :-1])
+    return total, jnp.sum(weights)
 
 
-def _as_tunix_loss(total, weight):
+def targets(input_tokens, input_mask):
+    """Returns the labels [B, L] and the weights [B, L - 1] of the tokens to predict.
+
+    The last position has no target. Giving it IGNORE_INDEX instead of slicing it off keeps the hidden states where they
+    are. Positions of weight 0 are ignored too: they cost no work, and a NaN there reaches nothing.
+    """
+    import jax.numpy as jnp
+
+    weights = input_mask[:, 1:]
+    labels = jnp.where(weights != 0, input_tokens[:, 1:], IGNORE_INDEX)
+    return jnp.pad(labels, ((0, 0), (0, 1)), constant_values=IGNORE_INDEX), weights
+
+
+def tunix_loss():
+    """Returns Tunix's own default loss, whether or not cutloss is installed in its place."""
+    from tunix.sft import peft_trainer
+
+    from . import patch
+
+    return patch.original(peft_trainer, "_default_loss_fn")
+
+
+def warn_dense(error: adapters.UnsupportedModelError) -> None:
+    warnings.warn(
+        f"{error} Training goes on with the model's own loss, which is right and needs the memory of the logits. "
+        "CUTLOSS_STRICT=1 or strict=True makes this an error.",
+        CutLossWarning,
+        stacklevel=2,
+    )
+
+
+def as_tunix_loss(total, weight):
     from tunix.sft import utils
 
     if hasattr(utils, "LossOutput"):

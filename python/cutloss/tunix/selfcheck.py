@@ -3,15 +3,19 @@
 An adapter that forgets a softcap or a scale gives a plausible loss and wrong gradients for a whole run. Eight tokens
 of dense logits cost V * 32 bytes in f32 (8 MiB for Gemma 3) and tell. The check runs as a program of its own: nothing
 of it is in the compiled train step.
+
+LoRA starts with B = 0, where an adapter left out of the loss would change nothing: the check runs on a copy of the
+model whose adapters are moved away from that.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
-from . import adapters
-from .loss import as_scalar, cut_loss_fn, one_call
-from .tap import tap
+from . import adapters, chunked, meshes
+from .loss import as_scalar, as_tunix_loss, make, tapped, tapped_call, way_of, weighted_nll
+from .settings import Settings
 
 TOKENS = 8
 
@@ -20,43 +24,40 @@ class SelfCheckError(RuntimeError):
     """The loss cutloss computes is not the model's own; the message has both numbers and the tolerance."""
 
 
-def check(model, reference_loss) -> None:
-    """Raises SelfCheckError unless cut_loss_fn and `reference_loss` agree on `model`, UnsupportedModelError if it must.
+def check(model, reference_loss, settings: Settings = Settings()) -> None:
+    """Raises SelfCheckError unless our loss and `reference_loss` agree on `model`, UnsupportedModelError if it must.
 
     Args:
         model: a model with concrete weights.
         reference_loss: Tunix's default loss function.
+        settings: as for training.
     """
     import jax
     from flax import nnx
 
-    adapter = adapters.find(model)
-    head = adapters.read_head(model, adapter)
-    vocab, width = head.weight.shape if head.layout == "vd" else head.weight.shape[::-1]
-    graph, state = nnx.split(model)
-    batch = _batch(vocab)
+    way = way_of(model)
+    graph, lora, rest = nnx.split(model, nnx.LoRAParam, ...)
 
-    def losses(state):
-        return _losses(nnx.merge(graph, state), adapter, reference_loss, batch)
+    # One copy for each forward pass: dropout draws from the copy's own random state, the same for all.
+    def losses(lora, rest):
+        lora = jax.tree.map(_moved, lora)
+        return _losses(lambda: _without_flash(nnx.merge(graph, lora, rest)), way, reference_loss, settings)
 
-    result = {name: float(value) for name, value in jax.jit(losses)(state).items()}
-    logits_dtype = result_dtype(head)
-    allowed = tolerance(width, vocab, logits_dtype, result["hidden_norm"], result["row_norm"], result["largest_logit"])
+    result = {name: float(value) for name, value in jax.jit(losses)(lora, rest).items()}
+    allowed = tolerance(**{name: result[name] for name in _BOUNDS})
     dense, ours = result["dense"], result["ours"]
     if not abs(dense - ours) <= allowed:  # also true for NaN
         raise SelfCheckError(
             f"on {TOKENS} tokens {type(model).__name__}'s own loss is {dense:.6f}, cutloss gives {ours:.6f}; they may "
             f"differ by {allowed:.1e}. The adapter for this model is wrong (softcap, scale, head?) or its weights are "
-            "not finite. Train with Tunix's own loss: call cutloss.tunix.uninstall() before building the trainer."
+            "not finite. Train with Tunix's own loss: set CUTLOSS_DISABLE=1, or call cutloss.tunix.uninstall() before "
+            "building the trainer."
         )
 
 
-def result_dtype(head: adapters.Head):
-    """Returns the dtype the model's dense logits have."""
-    return head.compute_dtype if head.compute_dtype is not None else head.weight.dtype
-
-
-def tolerance(width: int, vocab: int, logits_dtype, hidden_norm: float, row_norm: float, largest_logit: float) -> float:
+def tolerance(
+    width: int, vocab: int, logits_unit: float, hidden_norm: float, row_norm: float, largest_logit: float
+) -> float:
     """Returns by how much two right losses of the same hidden states may differ.
 
     - A logit is a dot product of `width` terms: its rounding error is within 4 sqrt(D) u |h| |c| but for one case in
@@ -64,39 +65,94 @@ def tolerance(width: int, vocab: int, logits_dtype, hidden_norm: float, row_norm
       the log-sum-exp: four times.
     - The sum of V positive terms, at least 8 of them side by side in SIMD lanes, is off by at most V u / 8 relative,
       which is absolute after the log: two times.
-    - A dense path in bf16 or f16 rounds each logit once more, by u16 |z|: in the label's logit and in the log-sum-exp.
+    - A dense path in bf16 rounds each logit once more, by logits_unit |z|: in the label's logit and in the log-sum-exp.
     - The loss itself, at most 2 |z| + log V, is rounded a few times.
     """
-    import jax.numpy as jnp
-
     unit = 2.0**-24
     products = 4 * 4 * math.sqrt(width) * unit * hidden_norm * row_norm
     sums = 2 * vocab * unit / 8
-    narrow = float(jnp.finfo(logits_dtype).eps) / 2 if jnp.finfo(logits_dtype).bits < 32 else 0.0
     scale = 2 * largest_logit + math.log(vocab)
-    return products + sums + 2 * narrow * largest_logit + 8 * unit * scale
+    return products + sums + 2 * logits_unit * largest_logit + 8 * unit * scale
 
 
-def _losses(model, adapter, reference_loss, batch):
+_BOUNDS = ("width", "vocab", "logits_unit", "hidden_norm", "row_norm", "largest_logit")
+
+
+def _moved(adapter):
+    """A value of an adapter with 0.05 of something added that no two elements nearby share."""
     import jax.numpy as jnp
 
-    ours = as_scalar(cut_loss_fn(model, **batch))
-    with tap(*adapter.entry(model)) as record:
-        logits, cache = model(batch["input_tokens"], batch["positions"], None, batch["attention_mask"])
-        hidden, _ = one_call(record, model, adapter)
+    wave = jnp.sin(jnp.arange(1, adapter.size + 1, dtype=jnp.float32)).reshape(adapter.shape)
+    return (adapter + 0.05 * wave).astype(adapter.dtype)
+
+
+def _without_flash(model):
+    """Flash attention asks for sequences of whole blocks, thousands of tokens; the head does not care for it."""
+    from flax import nnx
+
+    for _, module in nnx.iter_graph(model):
+        config = getattr(module, "config", None) if isinstance(module, nnx.Module) else None
+        if getattr(config, "use_flash_attention", False):
+            module.config = dataclasses.replace(config, use_flash_attention=False)
+    return model
+
+
+def _losses(copy, way, reference_loss, settings):
+    import jax
+    import jax.numpy as jnp
+
+    model = copy()
+    if way is chunked.forward:
+        head = None
+        vocab = jax.eval_shape(lambda: copy()(*_arguments(_batch(TOKENS)))[0]).shape[-1]
+    else:
+        head = adapters.read_head(model)
+        vocab = head.weight.shape[0 if head.layout == "vd" else 1]
+    batch = _batch(vocab)
+    if head is None:
+        logits, cache = model(*_arguments(batch))
+        hidden, _ = copy()(*_arguments(batch), skip_lm_head=True)
+    else:
+        hidden, (logits, cache) = tapped_call(model, _arguments(batch), {})
+    if way is tapped:  # the same forward pass: a second one would double the time to compile
+        sums = weighted_nll(hidden, head, batch["input_tokens"], batch["input_mask"], settings)
+        ours = as_scalar(as_tunix_loss(*sums))
+    else:
+        ours = as_scalar(make(dataclasses.replace(settings, strict=True))(copy(), **batch))
     # Tunix's loss takes log_softmax in the dtype of the logits: 1 % off in bf16, too coarse to check anything against.
     # Given f32 copies of the same logits it is exact to f32, and only their own rounding is left.
     logits = logits.astype(jnp.float32)
     dense = as_scalar(reference_loss(lambda *args, **kwargs: (logits, cache), **batch))
-    head = adapters.read_head(model, adapter)
-    over_width = 1 if head.layout == "vd" else 0
+    largest = jnp.max(jnp.abs(logits))
+    norm = jnp.max(jnp.linalg.norm(hidden.astype(jnp.float32), axis=-1))
     return {
         "ours": ours,
         "dense": dense,
-        "hidden_norm": jnp.max(jnp.linalg.norm(hidden.astype(jnp.float32), axis=-1)),
-        "row_norm": jnp.max(jnp.linalg.norm(head.weight.astype(jnp.float32), axis=over_width)),
-        "largest_logit": jnp.max(jnp.abs(logits)),
+        "width": hidden.shape[-1],
+        "vocab": vocab,
+        "logits_unit": _unit(head.compute_dtype or head.weight.dtype if head else hidden.dtype),
+        "hidden_norm": norm,
+        # Rows that cannot be seen: as long as it takes for such logits, if they point anywhere.
+        "row_norm": _largest_row(head) if head else largest * math.sqrt(hidden.shape[-1]) / norm,
+        "largest_logit": largest,
     }
+
+
+def _unit(dtype) -> float:
+    """The relative error of rounding to a dtype narrower than f32, else 0."""
+    import jax.numpy as jnp
+
+    return float(jnp.finfo(dtype).eps) / 2 if jnp.finfo(dtype).bits < 32 else 0.0
+
+
+def _largest_row(head):
+    import jax.numpy as jnp
+
+    return jnp.max(jnp.linalg.norm(head.weight.astype(jnp.float32), axis=1 if head.layout == "vd" else 0))
+
+
+def _arguments(batch: dict) -> tuple:
+    return batch["input_tokens"], batch["positions"], None, batch["attention_mask"]
 
 
 def _batch(vocab: int) -> dict:
@@ -105,9 +161,8 @@ def _batch(vocab: int) -> dict:
     Tunix shards activations over the mesh's first axes; a batch of one row cannot be split over several devices.
     """
     import numpy as np
-    from jax.interpreters import pxla
 
-    rows = max(1, pxla.thread_resources.env.physical_mesh.size)
+    rows = max(1, meshes.tunix_mesh().size)
     tokens = (np.arange(TOKENS) * (vocab // TOKENS) + vocab // (2 * TOKENS)) % vocab
     causal = np.tril(np.ones((TOKENS, TOKENS), bool))
     return {

@@ -17,12 +17,14 @@ class Record:
     """What one tapped model call sent into its head.
 
     Attributes:
-        calls: (object, hidden states, logits) of each call of the tapped method; emptied when the tap closes, so that
-            no tracer outlives its trace.
+        target: the object whose calls are recorded. Others of its class are not: in Qwen and Llama the head is an
+            `Einsum` like every projection.
+        calls: the hidden states of each call; emptied when the tap closes, so that no tracer outlives its trace.
     """
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, Any, Any]] = []
+    def __init__(self, target: Any) -> None:
+        self.target = target
+        self.calls: list[Any] = []
 
 
 # The wrapper sits on the class for the time of a trace, where every thread sees it; the variable confines its effect
@@ -40,7 +42,7 @@ def tap(target: Any, method: str):
     of the model's graph, and every Sampler built meanwhile would keep it for ever.
     """
     owner = next(cls for cls in type(target).__mro__ if method in vars(cls))
-    record = Record()
+    record = Record(target)
     _wrap(owner, method)
     token = _recording.set(record)
     try:
@@ -76,9 +78,9 @@ def _unwrap(owner: type, method: str) -> None:
 def _recorder(original):
     @functools.wraps(original)
     def wrapper(self, x, *args, **kwargs):
-        logits = original(self, x, *args, **kwargs)
-        if (record := _recording.get()) is not None:
-            record.calls.append((self, x, logits))
-        return logits
+        record = _recording.get()
+        if record is not None and self is record.target:
+            record.calls.append(x)
+        return original(self, x, *args, **kwargs)
 
     return wrapper

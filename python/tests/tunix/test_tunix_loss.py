@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import tiny_gemma3 as tiny
 
-from cutloss.tunix import adapters
-from cutloss.tunix.loss import cut_loss_fn, weighted_nll
+from cutloss.tunix import adapters, loss_fn
+from cutloss.tunix.loss import weighted_nll
 
 UNIT = 2.0**-24
+cut_loss_fn = loss_fn()
 
 
 def dense_loss_fn():
@@ -72,7 +73,8 @@ def test_nan_at_a_masked_position_reaches_nothing():
     rng = np.random.default_rng(0)
     hidden = rng.standard_normal((1, 6, 8)).astype(np.float32)
     mask = np.array([[1, 1, 0, 1, 1, 1]], np.float32)
-    head = adapters.Head(weight=jnp.asarray(rng.standard_normal((50, 8)), jnp.float32))
+    table = jnp.asarray(rng.standard_normal((50, 8)), jnp.float32)
+    head = adapters.Head(layer=None, method="decode", weight=table, layout="vd")
     tokens = rng.integers(0, 50, (1, 6))
 
     def total(x):

@@ -1,5 +1,6 @@
 """What the patch touches, what it leaves alone, and what it refuses."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -9,7 +10,9 @@ import tiny_gemma3 as tiny
 
 import cutloss.tunix as ct
 from cutloss.tunix import adapters, selfcheck
-from cutloss.tunix.loss import cut_loss_fn
+
+cut_loss_fn = ct.loss_fn()
+OWN_LOSS = 123.0  # of a stand-in for Tunix's default loss
 
 
 def test_import_does_not_load_tunix():
@@ -213,16 +216,17 @@ def test_self_check_passes_a_right_adapter(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_self_check_catches_a_wrong_softcap(dtype):
-    model = tiny.lora_model(dtype)
-    model.final_logits_softcap = 5.0  # read by the adapter, but this Gemma 3 does not apply it
+def test_self_check_catches_a_wrong_softcap(dtype, monkeypatch):
+    family = next(family for family in adapters.FAMILIES if family.name == "Gemma3")
+    wrong = dataclasses.replace(family, softcap=lambda model: 5.0)  # this Gemma 3 does not apply one
+    monkeypatch.setattr(adapters, "FAMILIES", (wrong,))
     with ct.patched(), pytest.raises(ct.SelfCheckError, match=r"own loss is [\d.]+, cutloss gives [\d.]+"):
-        tiny.trainer(model).train([tiny.batch()])
+        tiny.trainer(tiny.lora_model(dtype)).train([tiny.batch()])
 
 
 def test_self_check_runs_once_a_trainer(monkeypatch):
     calls = []
-    monkeypatch.setattr(selfcheck, "check", lambda model, loss: calls.append(loss))
+    monkeypatch.setattr(selfcheck, "check", lambda model, loss, settings: calls.append(loss))
     with ct.patched():
         trainer = tiny.trainer(tiny.lora_model())
         trainer.is_managed_externally = True  # train() then leaves the trainer open for a second call
@@ -235,22 +239,33 @@ def test_self_check_runs_once_a_trainer(monkeypatch):
 
 
 def assert_refused(model, reason):
-    with ct.patched(), pytest.raises(ct.UnsupportedModelError, match=reason) as refusal:
-        tiny.trainer(model).train([tiny.batch()])
-    assert type(model).__name__ in str(refusal.value) and "uninstall()" in str(refusal.value)
-    with pytest.raises(ct.UnsupportedModelError, match=reason):  # and without the self-check in between
-        cut_loss_fn(model, **tiny.batch())
+    """Strict: an error before training and at the trace. Else: the model's own loss, and a warning that says why."""
+    with pytest.raises(ct.UnsupportedModelError, match=reason) as refusal:
+        ct.loss_fn(model, strict=True)
+    assert type(model).__name__ in str(refusal.value)
+    with pytest.raises(ct.UnsupportedModelError, match=reason):
+        ct.loss_fn(strict=True)(model, **tiny.batch())
+    with pytest.warns(ct.CutLossWarning, match=reason):
+        assert cut_loss_fn(model, **tiny.batch()) == OWN_LOSS
 
 
-def test_adapters_on_the_head_are_refused():
+@pytest.fixture
+def own_loss(monkeypatch):
+    """Tunix's default loss, told apart from ours by its value."""
+    from tunix.sft import peft_trainer
+
+    monkeypatch.setattr(peft_trainer, "_default_loss_fn", lambda model, *args, **kwargs: OWN_LOSS)
+
+
+def test_adapters_on_the_head_are_refused(own_loss):
     from flax import nnx
 
     model = tiny.model()
     model.embedder.input_embedding_lora_a = nnx.LoRAParam(np.zeros((tiny.VOCAB, 4), np.float32))
-    assert_refused(model, "LoRA adapters sit on its head")
+    assert_refused(model, "LoRA adapters sit on its head .input_embedding_lora_a")
 
 
-def test_bias_on_the_head_is_refused():
+def test_bias_on_the_head_is_refused(own_loss):
     from flax import nnx
 
     model = tiny.model()
@@ -258,17 +273,14 @@ def test_bias_on_the_head_is_refused():
     assert_refused(model, "its head has a bias")
 
 
-def test_quantised_head_is_refused(monkeypatch):
-    adapter = adapters.ADAPTERS[0]
-    monkeypatch.setattr(
-        adapters,
-        "ADAPTERS",
-        (adapters.Adapter(adapter.module, adapter.name, adapter.entry, adapter.layer, lambda m: adapters.Head(object())),),
-    )
+def test_quantised_head_is_refused(own_loss, monkeypatch):
+    from flax import nnx
+
+    monkeypatch.setattr(nnx.Param, "get_value", lambda self: object())
     assert_refused(tiny.model(), "quantised")
 
 
-def test_unknown_model_class_is_refused():
+def test_unknown_model_class_is_refused(own_loss):
     from flax import nnx
     from tunix.tests import test_common
 

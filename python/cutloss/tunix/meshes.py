@@ -1,0 +1,44 @@
+"""Tunix shards the batch over the mesh of `with mesh:` and over no other; this sees where it silently would not."""
+
+from __future__ import annotations
+
+BATCH_AXIS = "fsdp"  # the default of TrainingConfig.data_sharding_axis
+
+
+def tunix_mesh():
+    """Returns the mesh Tunix sees, that of `with mesh:`; it may be empty."""
+    from jax.interpreters import pxla
+
+    return pxla.thread_resources.env.physical_mesh
+
+
+def unseen_mesh(model) -> str | None:
+    """Returns what to tell the user if the model spans devices but Tunix will not shard the batch, else None."""
+    import jax
+    from flax import nnx
+
+    if not tunix_mesh().empty:
+        return None
+    devices = max((len(a.sharding.device_set) for a in jax.tree.leaves(nnx.state(model)) if isinstance(a, jax.Array)),
+                  default=1)  # fmt: skip
+    if jax.sharding.get_abstract_mesh().size > 1:
+        seen = "the mesh was set by jax.set_mesh"
+    elif devices > 1:
+        seen = f"the model's weights are on {devices} devices"
+    else:
+        return None
+    return (
+        f"{seen}, but Tunix shards the batch over the mesh of `with mesh:` only: every device will compute the whole "
+        "batch. Call train() inside `with mesh:`."
+    )
+
+
+def undivided_batch(rows: int) -> str | None:
+    """Returns what to tell the user if Tunix will give every device all `rows` of the batch, else None."""
+    shards = dict(tunix_mesh().shape).get(BATCH_AXIS, 1)
+    if rows % shards == 0:
+        return None
+    return (
+        f"a batch of {rows} rows cannot be split over the {shards} devices of mesh axis {BATCH_AXIS!r}: Tunix gives "
+        f"every device all of it. Make the batch a multiple of {shards} rows."
+    )

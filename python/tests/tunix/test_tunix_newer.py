@@ -1,0 +1,108 @@
+"""Tunix after 0.1.7, in doubles: models that hand out their hidden states, heads cutloss does not know, meshes."""
+
+import numpy as np
+import pytest
+import tiny
+from flax import nnx
+
+import cutloss.tunix as ct
+from cutloss.tunix import adapters, chunked, meshes, selfcheck
+
+
+def own_loss():
+    from tunix.sft import peft_trainer
+
+    return peft_trainer._default_loss_fn
+
+
+class Biased(nnx.Module):
+    """A model of no known class, with the two calls of newer Tunix and a bias on its head."""
+
+    def __init__(self):
+        self.emb = nnx.Embed(tiny.VOCAB, 16, rngs=nnx.Rngs(0))
+        self.lm_head = nnx.Linear(16, tiny.VOCAB, rngs=nnx.Rngs(1))
+        rng = np.random.default_rng(0)
+        self.lm_head.bias.set_value(rng.standard_normal(tiny.VOCAB).astype(np.float32))
+
+    def __call__(self, tokens, positions, cache, attention_mask, skip_lm_head=False):
+        x = self.emb(tokens)
+        return (x if skip_lm_head else self.compute_final_logits(x)), cache
+
+    def compute_final_logits(self, x):
+        return self.lm_head(x)
+
+
+def newer_gemma3():
+    """A Gemma 3 that can leave out its head; with it, its own call is an error, so that a test sees which was used."""
+    model = tiny.model()
+
+    class Gemma3(type(model)):
+        def __call__(self, tokens, positions, cache, attention_mask, skip_lm_head=False):
+            if not skip_lm_head:
+                return super().__call__(tokens, positions, cache, attention_mask)
+            x = self.embedder.encode(tokens)
+            for layer in self.layers:
+                _, x = layer(x, positions, None, attention_mask)
+            return self.final_norm(x), cache
+
+    object.__setattr__(model, "__class__", Gemma3)
+    return model
+
+
+def test_hidden_states_are_asked_for_where_the_model_gives_them(monkeypatch):
+    model, data = newer_gemma3(), tiny.batch()
+    expected = float(own_loss()(model, **data))
+    monkeypatch.setattr(type(model.embedder), "decode", None)  # the head is not called
+    np.testing.assert_allclose(float(ct.loss_fn(strict=True)(model, **data)), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [8, 16, 128])  # 4 steps of 4 and less, a ragged last one, and all at once
+def test_unknown_biased_head_is_computed_in_chunks(tokens):
+    data = tiny.batch(length=13, mask=np.random.default_rng(1).choice([0, 0.5, 2], (2, 13)).astype(np.float32))
+    loss_fn = ct.loss_fn(strict=True, token_chunk=tokens)
+    (dense, dense_grads), (loss, grads) = tiny.values_and_grads([own_loss(), loss_fn], Biased(), data, nnx.Param)
+    np.testing.assert_allclose(loss, dense, rtol=1e-5)
+    for name, gradient in dense_grads.items():
+        assert np.linalg.norm(grads[name] - gradient) <= 1e-5 * np.linalg.norm(gradient), name
+
+
+def test_adapters_on_an_unknown_head_are_not_left_out():
+    model = Biased()
+    model.lm_head.kernel_lora_b = nnx.LoRAParam(np.zeros((4, tiny.VOCAB), np.float32))
+    with pytest.raises(ct.UnsupportedModelError, match=r"lm_head.kernel_lora_b"):
+        ct.loss_fn(strict=True)(model, **tiny.batch())
+
+
+def test_self_check_catches_a_chunked_head_that_is_not_the_models():
+    class Scaled(Biased):
+        def __call__(self, *args, skip_lm_head=False):
+            x, cache = super().__call__(*args, skip_lm_head=skip_lm_head)
+            return (x if skip_lm_head else 0.5 * x), cache
+
+    selfcheck.check(Biased(), own_loss())
+    with pytest.raises(ct.SelfCheckError):
+        selfcheck.check(Scaled(), own_loss())
+
+
+def test_known_family_keeps_the_exact_way():
+    from cutloss.tunix import loss
+
+    assert loss.way_of(newer_gemma3()) is loss.skipped
+    assert loss.way_of(tiny.model()) is loss.tapped
+    assert loss.way_of(Biased()) is chunked.forward
+
+
+def test_batch_that_is_not_split_is_reported(monkeypatch):
+    class Mesh:
+        shape = {"fsdp": 4, "tp": 2}
+
+    monkeypatch.setattr(meshes, "tunix_mesh", Mesh)
+    assert meshes.undivided_batch(8) is None
+    assert "multiple of 4" in meshes.undivided_batch(6)
+
+
+def test_head_that_computes_something_else_is_refused():
+    model = tiny.model("qwen3-untied")
+    model.lm_head.einsum_str = "BTD,DV->BVT"
+    with pytest.raises(ct.UnsupportedModelError, match="BTD,DV->BVT"):
+        adapters.read_head(model)
