@@ -223,6 +223,13 @@ struct Plan {
 
 Result<Plan> make_plan(const Problem& problem, const Limits& limits, const Machine& machine);
 
+// The most tokens for which make_plan() finds a plan: the problem's own number of them does not matter. 0 if not even
+// one token fits; problems of 2^46 elements and more are not looked at.
+Result<std::int64_t> max_tokens(const Problem& problem, const Limits& limits, const Machine& machine);
+
+// Bytes that no way of computing the gradients can do without: the gradients themselves.
+std::uint64_t gradient_bytes(const Problem& problem);
+
 // -------------------------------------------------------------------------------------------------------- run
 
 // Where parallel work runs. parallel_for calls body(task, worker) once for every task in [0, tasks), with

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 
 #include "src/cpu/element.h"
 #include "src/cpu/float_env.h"
@@ -9,41 +10,55 @@
 namespace cutloss::cpu {
 namespace {
 
+// to (+)= from, over n floats.
+void put(const Context& context, const float* from, std::int64_t n, bool add, float* to) {
+  if (add) {
+    context.kernels.axpy(1.0f, from, n, to);
+  } else {
+    std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(float));
+  }
+}
+
 // Into row `row` of the sums that ranges share; returns it, complete if `last`.
 const float* add_to_sum(const Context& context, std::int64_t row, const float* values, bool started, bool last) {
   const std::int64_t columns = context.workspace.geometry.slice_columns;
   float* sum = context.workspace.d_c_sum + row * columns;
-  float* error = context.workspace.d_c_error;
-  if (error != nullptr) error += row * columns;
+  if (context.workspace.d_c_error == nullptr) {
+    put(context, values, columns, started, sum);
+    return sum;
+  }
+  float* error = context.workspace.d_c_error + row * columns;
   for (std::int64_t column = 0; column < columns; ++column) {
+    // Knuth's two-sum.
     const float before = started ? sum[column] : 0.0f;
     const float total = before + values[column];
-    if (error != nullptr) {
-      // Knuth's two-sum.
-      const float added = total - before;
-      error[column] = (started ? error[column] : 0.0f) + ((before - (total - added)) + (values[column] - added));
-    }
+    const float added = total - before;
+    error[column] = (started ? error[column] : 0.0f) + ((before - (total - added)) + (values[column] - added));
     sum[column] = total;
   }
-  if (error == nullptr || !last) return sum;
-  for (std::int64_t column = 0; column < columns; ++column) sum[column] += error[column];
+  if (last) context.kernels.axpy(1.0f, error, columns, sum);
   return sum;
+}
+
+void write_d_c(const Context& context, std::int64_t id, const float* values, bool add) {
+  const Problem& p = context.plan.problem;
+  const HeadStrides stride = d_c_strides(p);
+  if (d_c_dtype(p) == DType::f32 && stride.d == 1) {
+    return put(context, values, p.hidden, add, static_cast<float*>(context.outputs.d_c) + id * stride.v);
+  }
+  WithElement(d_c_dtype(p), context.outputs.d_c, [&](auto* d_c) {
+    auto* to = d_c + id * stride.v;
+    for (std::int64_t column = 0; column < p.hidden; ++column) {
+      auto& cell = to[column * stride.d];
+      FromFloat(add ? ToFloat(cell) + values[column] : values[column], cell);
+    }
+  });
 }
 
 // `started`: an earlier range has written the row.
 void write_row(const Context& context, std::int64_t id, const float* values, bool started) {
   const Problem& p = context.plan.problem;
-  if (p.want_d_c) {
-    const HeadStrides stride = d_c_strides(p);
-    const bool add = started || p.accumulate_d_c;
-    WithElement(d_c_dtype(p), context.outputs.d_c, [&](auto* d_c) {
-      auto* to = d_c + id * stride.v;
-      for (std::int64_t column = 0; column < p.hidden; ++column) {
-        auto& cell = to[column * stride.d];
-        FromFloat(add ? ToFloat(cell) + values[column] : values[column], cell);
-      }
-    });
-  }
+  if (p.want_d_c) write_d_c(context, id, values, started || p.accumulate_d_c);
   if (!p.want_d_bias) return;
   WithElement(*p.bias_dtype, context.outputs.d_bias, [&](auto* d_bias) {
     const float value = values[context.workspace.geometry.slice_columns - 1];
@@ -103,7 +118,7 @@ class HeadTask {
     for (std::int64_t i = 0; i < rows_of(tile); ++i) {
       float* values = from + i * g_.slice_hidden;
       const float* errors = from_error + i * g_.slice_hidden;
-      for (std::int64_t column = 0; column < g_.slice_columns; ++column) values[column] += errors[column];
+      context_.kernels.axpy(1.0f, errors, g_.slice_columns, values);
       store_head_row(context_, tile * g_.tile_rows + i, values, range.started, range.last);
     }
   }

@@ -242,7 +242,12 @@ std::optional<Plan> fill_sparse(const Problem& p, const cpu::Kernels& kernels, c
   const std::int64_t tokens = round_up(std::max<std::int64_t>(p.tokens, 1), w);
   // Each slice has its share of the room. Small ones may keep all: there is not much to save.
   const std::int64_t slice = ceil_div(p.vocab, plan.vocab_slices);
-  plan.panel_entries = w * std::max(slice / (wants_head(p) ? 15 : 8), std::min<std::int64_t>(slice, 1024));
+  std::int64_t row_entries = std::max(slice / (wants_head(p) ? 15 : 8), std::min<std::int64_t>(slice, 1024));
+  // Unbiased keeps at most 1 / epsilon entries of a row on average, and a tenth of that of a real head's.
+  if (p.filter == Filter::unbiased && wants_head(p)) {
+    row_entries = std::min(row_entries, std::max<std::int64_t>(1024, std::llround(0.5 / plan.epsilon)));
+  }
+  plan.panel_entries = w * row_entries;
   plan.group_tokens = tokens;
   if (wants_head(p)) {
     const auto entries = static_cast<std::int64_t>(region / kEntryBytes) / plan.vocab_slices;
@@ -344,6 +349,32 @@ Result<Plan> make_plan(const Problem& problem, const Limits& limits, const Machi
   if (!best.best) return over_budget(limits.budget_bytes.value_or(kUnlimited), smallest, rejected);
   best.best->rejected = std::move(rejected);
   return std::move(*best.best);
+}
+
+Result<std::int64_t> max_tokens(const Problem& problem, const Limits& limits, const Machine& machine) {
+  Problem p = problem;
+  p.sequence = 0;  // need not divide the number looked for
+  p.shift = 0;
+  Status last;
+  const auto fits = [&](std::int64_t tokens) {
+    p.tokens = tokens;
+    const Result<Plan> plan = make_plan(p, limits, machine);
+    if (!plan.ok()) last = plan.status();
+    return plan.ok();
+  };
+  std::int64_t low = 0;
+  if (!fits(low)) return last;
+  // What a plan needs at least grows with the tokens: double, then halve the gap.
+  std::int64_t high = 1;
+  while (fits(high)) {
+    low = high;
+    high *= 2;
+  }
+  while (high - low > 1) {
+    const std::int64_t middle = low + (high - low) / 2;
+    (fits(middle) ? low : high) = middle;
+  }
+  return low;
 }
 
 }  // namespace cutloss
