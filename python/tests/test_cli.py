@@ -246,6 +246,40 @@ def test_metrics_are_of_other_logits(data):
     assert "mean entropy" in run("loss", *inputs(folder), "--metrics", "entropy").stdout
 
 
+@pytest.mark.parametrize("line", [
+    ["certified", "--tolerance", 1e-2], ["certified", "--epsilon", 1e-3, "--vocab-order", "learned"],
+    ["unbiased", "--tolerance", 1e-2, "--seed", 5], ["tile", "--epsilon", 1e-3]], ids=lambda line: f"{line[0]}{line[1]}")
+def test_a_filter_is_not_used_or_not_reported(tmp_path, line):
+    rng = np.random.default_rng(3)
+    arrays = {"e": rng.normal(size=(40, 32)).astype(np.float32), "c": rng.normal(size=(2000, 32)).astype(np.float32),
+              "labels": rng.integers(0, 2000, 40)}
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    result = run_json("loss", *inputs(tmp_path), "--filter", *line, "--d-e", tmp_path / "d_e.npy")
+    want, report = dense(**arrays), result["filter_report"]
+    assert result["loss"] == pytest.approx(want["loss"], rel=1e-5)
+    assert result["filter"] == line[0] and result["mode"] == ("recompute" if line[0] == "tile" else "sparse")
+    assert report["rows"] == 40 and report["rows_redone"] <= 40 and 0 < report["kept_entries"] <= 40 * 2000
+    error = np.linalg.norm(np.load(tmp_path / "d_e.npy") - want["d_e"], axis=1).max()
+    if line[0] == "certified":
+        # Beside the certificate, float32's rounding of V + D terms of rows of C.
+        slack = 2032 * 2**-24 * np.linalg.norm(arrays["c"], axis=1).max() / 40
+        assert 1e-7 < error <= report["error_bound"] + slack and 0 < report["dropped_mass_mean"]
+    assert line[0] in run("loss", *inputs(tmp_path), "--filter", *line).stdout
+    assert "filter_report" not in run_json("loss", *inputs(tmp_path)), "no filter was asked for"
+
+
+def test_a_vocabulary_order_is_lost(data):
+    folder, arrays = data
+    objective_files(folder)
+    run_json("loss", *inputs(folder), "--vocab-order", "learned", "--out-vocab-order", folder / "order.npy")
+    mean = arrays["c"].astype(np.float64) @ arrays["e"][arrays["labels"] != -100].mean(0)
+    assert (np.diff(mean[np.load(folder / "order.npy")]) <= 1e-5).all()
+    loss = run_json("loss", *inputs(folder))["loss"]
+    for order in (folder / "order.npy", folder / "vocab_order.npy"):
+        assert run_json("loss", *inputs(folder), "--vocab-order", order)["loss"] == pytest.approx(loss, rel=1e-6)
+
+
 def test_float16_files(data):
     folder, arrays = data
     e, c = arrays["e"].astype(np.float16), arrays["c"].astype(np.float16)

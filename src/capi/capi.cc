@@ -135,9 +135,6 @@ cutloss_status cutloss_learn_vocab_order(const cutloss_problem* problem, const c
     CUTLOSS_TRY(to_problem(problem, wanted));
     cutloss::Inputs from;
     CUTLOSS_TRY(to_inputs(inputs, from));
-    if (order == nullptr) return cutloss::invalid("order is null");
-    wanted.vocab_order = false;  // it is about to be made
-    from.vocab_order = nullptr;
     return cutloss::learn_vocab_order(wanted, from, order);
   });
 }

@@ -142,9 +142,10 @@ void add_check(CLI::App& app, int& code) {
   command->add_option("--max-d", options.max_d, "Largest hidden size")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command->add_option("--dtype", dtype, "Of E and C (default: random)")->check(dtype_names());
-  command->add_option("--e-dtype", options.e_dtype, "Of E alone")->check(dtype_names());
-  command->add_option("--c-dtype", options.c_dtype, "Of C alone")->check(dtype_names());
+  const CLI::IsMember dtypes({"f32", "bf16"});  // the oracle's
+  command->add_option("--dtype", dtype, "Of E and C (default: random)")->check(dtypes);
+  command->add_option("--e-dtype", options.e_dtype, "Of E alone")->check(dtypes);
+  command->add_option("--c-dtype", options.c_dtype, "Of C alone")->check(dtypes);
   command->add_option("--head-layout", options.head_layout, "Of C (default: random)")->check(layout_names());
   command->add_option("--reduction", options.reduction, "Default: random")->check(reduction_names());
   command->add_option("--softcap", options.softcap, "0: none (default: random)")->check(CLI::NonNegativeNumber);

@@ -100,9 +100,7 @@ Status state(const LossOptions& options, Problem& problem, LossInputs& inputs) {
 
 Status learn_order(const Problem& problem, LossInputs& inputs) {
   inputs.vocab_order.resize(static_cast<std::size_t>(problem.vocab));
-  Problem without = problem;
-  without.vocab_order = false;
-  if (Status s = learn_vocab_order(without, inputs.inputs, inputs.vocab_order.data()); !s.ok()) return s;
+  if (Status s = learn_vocab_order(problem, inputs.inputs, inputs.vocab_order.data()); !s.ok()) return s;
   inputs.inputs.vocab_order = inputs.vocab_order.data();
   return Status();
 }
