@@ -29,6 +29,10 @@ if [ "$size" = long ]; then
     record $sanitizer sanitized_tests $sanitizer
   done
   record ctest ctest --preset long -j "$JOBS"
+  if [ ! -d build/libtpu ]; then
+    say "installing the compiler for TPUs into build/libtpu"
+    quietly libtpu .venv/bin/python -m pip install --no-deps --target build/libtpu "$(sed -n 's/.*"\(libtpu==[^"]*\)".*/\1/p' pyproject.toml)"
+  fi
   record pytest .venv/bin/python -m pytest -q python/tests
 else
   record ctest ctest --preset dev -j "$JOBS"

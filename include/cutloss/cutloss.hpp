@@ -111,7 +111,7 @@ struct Strides {
   std::int64_t axis1 = 0;
 };
 
-// What else is wanted of each row, out of the same pass. Ignored rows have 0 (ids: -1).
+// What else is wanted of each row, out of the same pass. Ignored rows have 0 (ids, rank: -1).
 struct Metrics {
   bool entropy = false;      // -sum_v p_v log p_v
   bool argmax = false;       // id of the largest logit (the lowest of equals), and whether it is the label
@@ -200,14 +200,19 @@ struct Rejection {
 struct Plan {
   Problem problem;
   Mode mode = Mode::loss;
-  std::string target;             // kernel target
-  int threads = 1;                // most workers run() uses; the result does not depend on how many it gets
-  std::int64_t token_block = 0;   // tokens per task of the loss pass
-  std::int64_t vocab_tile = 0;    // vocabulary rows per tile
-  std::int64_t vocab_slices = 1;  // parts of the vocabulary handled as separate tasks, combined in fixed order
-  std::int64_t chunk_tokens = 0;  // mode chunk: tokens whose logits are held at once
-  std::int64_t head_tokens = 0;   // tokens per step of the dC pass
-  std::int64_t head_tiles = 0;    // vocabulary tiles per task of the dC pass
+  std::string target;                 // kernel target
+  int threads = 1;                    // most workers run() uses; the result does not depend on how many it gets
+  std::int64_t token_block = 0;       // tokens per task of the loss pass
+  std::int64_t vocab_tile = 0;        // vocabulary rows per tile
+  std::int64_t vocab_slices = 1;      // parts of the vocabulary handled as separate tasks, combined in fixed order
+  std::int64_t chunk_tokens = 0;      // mode chunk: tokens whose logits are held at once
+  std::int64_t head_tokens = 0;       // tokens per step of the dC pass
+  std::int64_t head_tiles = 0;        // vocabulary tiles per task of the dC pass
+  bool head_sum = false;              // dC is summed apart from its output, which is not f32 or keeps rounding errors
+  float epsilon = 0;                  // mode sparse: entries with p below this are left out or left to chance
+  std::int64_t group_tokens = 0;      // mode sparse: rows whose kept entries are held at once, if dC is wanted
+  std::int64_t panel_entries = 0;     // mode sparse: entries of a panel of rows, above which it is done exactly
+  std::shared_ptr<const Plan> exact;  // mode sparse: how rows are redone
   std::uint64_t workspace_bytes = 0;
   double units = 0;  // cost in u
   double flops = 0;
@@ -217,6 +222,13 @@ struct Plan {
 };
 
 Result<Plan> make_plan(const Problem& problem, const Limits& limits, const Machine& machine);
+
+// The most tokens for which make_plan() finds a plan: the problem's own number of them does not matter. 0 if not even
+// one token fits; problems of 2^46 elements and more are not looked at.
+Result<std::int64_t> max_tokens(const Problem& problem, const Limits& limits, const Machine& machine);
+
+// Bytes that no way of computing the gradients can do without: the gradients themselves.
+std::uint64_t gradient_bytes(const Problem& problem);
 
 // -------------------------------------------------------------------------------------------------------- run
 
@@ -247,8 +259,8 @@ struct Inputs {
   const void* soft_ids = nullptr;             // [N, K] in label_dtype, contiguous
   const float* soft_probabilities = nullptr;  // [N, K]
   const std::int64_t* vocab_order = nullptr;  // [V]
-  std::optional<double> denominator;          // of a mean, 0 or more; 0 makes loss and gradients 0
-  std::uint64_t seed = 0;                     // filter unbiased: another seed, other random numbers
+  std::optional<double> denominator = std::nullopt;  // of a mean, 0 or more; 0 makes loss and gradients 0
+  std::uint64_t seed = 0;                            // filter unbiased: another seed, other random numbers
 };
 
 // What a filter did. For row i let A_i be the factor of its softmax in dz (g_i, plus what smoothing, z_loss and
@@ -293,8 +305,10 @@ Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, std::
 Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, Executor* executor = nullptr);
 
 // An order for Inputs::vocab_order, i64 [V]: by falling mean logit over the rows that count. Filters keep fewer entries
-// in it, since the running lse is nearly the final one from the start. V * D work; deterministic.
-Status learn_vocab_order(const Problem& problem, const Inputs& inputs, std::int64_t* order);
+// in it, since the running lse is nearly the final one from the start. It holds for other batches of the same kind of
+// text: learn once, keep. V * D work; deterministic.
+Status learn_vocab_order(const Problem& problem, const Inputs& inputs, std::int64_t* order,
+                         Executor* executor = nullptr);
 
 // ------------------------------------------------------------------------------------------------------- names
 

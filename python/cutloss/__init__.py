@@ -5,11 +5,12 @@ storing the tokens x vocabulary logits.
 function for JAX programs. Importing this package imports neither JAX nor any other framework.
 """
 
-from ._core import BudgetError, Plan, available_targets
+from ._core import BudgetError, FilterReport, Plan, available_targets
 from ._core import version as _version
-from ._numpy import LossResult, linear_cross_entropy
+from ._numpy import LossResult, learn_vocab_order, linear_cross_entropy
 
 __version__: str = _version()
 BudgetError.__module__ = "cutloss"
 
-__all__ = ["BudgetError", "LossResult", "Plan", "__version__", "available_targets", "linear_cross_entropy"]
+__all__ = ["BudgetError", "FilterReport", "LossResult", "Plan", "__version__", "available_targets", "learn_vocab_order",
+           "linear_cross_entropy"]

@@ -50,13 +50,49 @@ def matrix(what: str, array: np.ndarray) -> tuple[np.ndarray, str, tuple[int, in
     return flat, name, (flat.strides[0] // flat.itemsize, flat.strides[1] // flat.itemsize)
 
 
+def integers(what: str, array: np.ndarray) -> np.ndarray:
+    """The array as int32 or int64; a uint64 that int64 cannot hold is an error, since it would become another id."""
+    _check.label_dtype(array.dtype, what)
+    if array.dtype in (np.int32, np.int64):
+        return array
+    if array.dtype.kind == "u" and array.dtype.itemsize == 8 and array.size and array.max() > _check.INT64_MAX:
+        at = np.unravel_index(array.argmax(), array.shape)
+        raise ValueError(f"{what}[{', '.join(map(str, at))}] is {array[at]}, beyond any vocabulary")
+    return array.astype(np.int64)
+
+
+def integer_name(array: np.ndarray) -> str:
+    return "i32" if array.dtype == np.int32 else "i64"
+
+
 def label_vector(array: np.ndarray) -> tuple[np.ndarray, str, int]:
     """Labels as one axis of int32 or int64, with the dtype's name and the stride in elements."""
-    _check.label_dtype(array.dtype)
-    if array.dtype not in (np.int32, np.int64):
-        if array.dtype.kind == "u" and array.dtype.itemsize == 8 and array.size and array.max() > _check.INT64_MAX:
-            at = np.unravel_index(array.argmax(), array.shape)
-            raise ValueError(f"labels[{', '.join(map(str, at))}] is {array[at]}, beyond any vocabulary")
-        array = array.astype(np.int64)
-    flat = readable(array.reshape(-1))
-    return flat, "i32" if flat.dtype == np.int32 else "i64", flat.strides[0] // flat.itemsize
+    flat = readable(integers("labels", array).reshape(-1))
+    return flat, integer_name(flat), flat.strides[0] // flat.itemsize
+
+
+def shaped(what: str, array: np.ndarray, shape: tuple[int, ...], meaning: str) -> np.ndarray:
+    if array.shape != shape:
+        raise ValueError(f"{what} {array.shape}: {meaning}, {shape}, is wanted")
+    return array
+
+
+def reals(what: str, value: Any, masks: bool = False) -> np.ndarray:
+    """float32 out of real numbers of any dtype; of truth values only where a mask makes sense."""
+    array = as_numpy(what, value)
+    if not (array.dtype.kind in "fiu" or array.dtype.name == "bfloat16" or (masks and array.dtype.kind == "b")):
+        raise TypeError(f"{what}: real numbers are wanted, not {value!r}" if array.ndim == 0 else
+                        f"{what}: dtype {array.dtype.name} is not taken; real numbers are wanted")
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(array, np.float32).reshape(array.shape)
+
+
+def buffer(what: str, array: Any, like: np.ndarray) -> np.ndarray:
+    """Checks an array that a gradient is added to."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"accumulate: {what} is a {type(array).__name__}; a numpy.ndarray is wanted, written in place")
+    if array.shape != like.shape:
+        raise ValueError(f"accumulate: {what} has shape {array.shape}; its input's, {like.shape}, is wanted")
+    if not (array.flags.c_contiguous and array.flags.aligned and array.flags.writeable):
+        raise ValueError(f"accumulate: {what} must be C-contiguous, aligned and writeable, to be written in place")
+    return array

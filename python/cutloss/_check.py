@@ -33,7 +33,11 @@ def reduction(value: object) -> str:
 
 
 def mode(value: object) -> str:
-    return one_of("mode", value, ("auto", "loss", "stream", "chunk", "recompute"))
+    return one_of("mode", value, ("auto", "loss", "stream", "chunk", "recompute", "sparse"))
+
+
+def filter_name(value: object) -> str | None:
+    return None if value is None else one_of("filter", value, ("certified", "unbiased", "tile"))
 
 
 def integer(what: str, value: object, low: int, high: int = INT64_MAX) -> int:
@@ -57,13 +61,30 @@ def threads(value: object) -> int:
     return 0 if value is None else integer("threads", value, 1, 2**16)
 
 
-def softcap(value: object) -> float | None:
-    if value is None:
-        return None
+def number(what: str, value: object) -> float:
+    """A float out of a number of any library; texts, truth values and arrays are none."""
+    odd = isinstance(value, (str, bytes, bytearray, bool, np.bool_)) or getattr(value, "ndim", 0) != 0
     try:
+        if odd or getattr(value, "dtype", None) == np.bool_:
+            raise TypeError("it is none")
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError) as failure:
-        raise TypeError(f"softcap: a number or None is wanted, known when the program is traced: {failure}") from None
+        reason = "" if odd else f": {failure}"
+        raise TypeError(f"{what}: a number is wanted, known when the program is traced, not {value!r}{reason}") from None
+
+
+def optional_number(what: str, value: object) -> float | None:
+    return None if value is None else number(what, value)
+
+
+def flag(what: str, value: object) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{what}: True or False is wanted, not {value!r}")
+    return bool(value)
+
+
+def softcap(value: object) -> float | None:
+    return optional_number("softcap", value)
 
 
 def budget(value: object) -> int | None:
@@ -78,33 +99,54 @@ def budget(value: object) -> int | None:
     return integer("budget", value, 0)
 
 
-def wrt(value: object) -> tuple[bool, bool]:
-    """(dE wanted, dC wanted)."""
-    names: Iterable[object] = (value,) if isinstance(value, str) else value  # type: ignore[assignment]
-    if names is None:
-        names = ()
-    names = tuple(names)
-    for item in names:
-        one_of("wrt", item, ("e", "c"))
-    return "e" in names, "c" in names
+def names(what: str, value: object) -> tuple[object, ...]:
+    """One name, or any number of them."""
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, Iterable):
+        raise TypeError(f"{what}: a name or a tuple of names is wanted, not {value!r}")
+    return tuple(value)
+
+
+def wrt(value: object) -> frozenset[str]:
+    """Which of "e", "c" and "bias" get a gradient."""
+    return frozenset(one_of("wrt", item, ("e", "c", "bias")) for item in names("wrt", value))
+
+
+def metrics(value: object) -> dict[str, int]:
+    """The metrics asked for, by name; the value is k for "top_k=k", which comes in as "top_k", and 1 for all others."""
+    known = ("entropy", "argmax", "correct", "rank", "mean_logits", "top_k=5")
+    wanted = {}
+    for item in names("metrics", value):
+        match = re.fullmatch(r"top_k=(\d+)", item) if isinstance(item, str) else None
+        if match is None:
+            wanted[one_of("metrics", item, known)] = 1
+        elif int(match[1]) == 0:
+            raise ValueError(f"metrics: {item!r} asks for no logit; k is 1 or more")
+        else:
+            wanted["top_k"] = min(int(match[1]), INT64_MAX)
+    return wanted
 
 
 def dtype_name(what: str, dtype: np.dtype) -> str:
-    if dtype.name in ("float32", "bfloat16") and dtype.isnative:
-        return "f32" if dtype.name == "float32" else "bf16"
-    raise TypeError(f"{what}: dtype {dtype.name if dtype.isnative else dtype.str} is not taken; float32 and bfloat16 "
-                    f"are, in any mix: cast with {what}.astype('float32')")
+    known = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+    if dtype.name in known and dtype.isnative:
+        return known[dtype.name]
+    raise TypeError(f"{what}: dtype {dtype.name if dtype.isnative else dtype.str} is not taken; float32, bfloat16 and "
+                    f"float16 are, in any mix: cast with {what}.astype('float32')")
 
 
-def label_dtype(dtype: np.dtype) -> None:
+def label_dtype(dtype: np.dtype, what: str = "labels") -> None:
     if dtype.kind not in "iu":
-        raise TypeError(f"labels: dtype {dtype.name} is not taken; any integer dtype is (int32 and int64 without a "
-                        "copy): cast with labels.astype('int32')")
+        raise TypeError(f"{what}: dtype {dtype.name} is not taken; any integer dtype is (int32 and int64 without a "
+                        f"copy): cast with {what}.astype('int32')")
 
 
-def sizes(e_name: str, e: tuple[int, ...], c_name: str, c: tuple[int, ...], labels: tuple[int, ...],
+def sizes(e_name: str, e: tuple[int, ...], c_name: str, c: tuple[int, ...], labels: tuple[int, ...] | None,
           head_layout: object) -> Sizes:
-    """Checks that the shapes e [..., D], c [V, D] or [D, V] and labels [...] fit together."""
+    """Checks that the shapes e [..., D], c [V, D] or [D, V] and, unless None, labels [...] fit together."""
     layout = one_of("head_layout", head_layout, ("vd", "dv"))
     axes = "[V, D]" if layout == "vd" else "[D, V]"
     if len(c) != 2 or 0 in c:
@@ -118,11 +160,11 @@ def sizes(e_name: str, e: tuple[int, ...], c_name: str, c: tuple[int, ...], labe
         hint = f"; the transposed table would fit: head_layout={other!r}?" if e[-1] == vocab else ""
         raise ValueError(f"{e_name} {e} and {c_name} {c} do not fit together: the hidden sizes are {e[-1]} and "
                          f"{hidden}, with {c_name} as {axes} (head_layout={layout!r}){hint}")
-    if labels != e[:-1]:
+    if labels is not None and labels != e[:-1]:
         raise ValueError(f"labels {labels} and {e_name} {e} do not fit together: one label for each token is wanted, "
                          f"shape {e[:-1]}")
     tokens = 1
-    for extent in labels:
+    for extent in e[:-1]:
         tokens *= extent
     return Sizes(tokens, hidden, vocab)
 

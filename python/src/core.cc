@@ -5,20 +5,19 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
-#include <new>
 #include <optional>
+#include <sstream>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "cutloss/cutloss.hpp"
 #include "ffi.hpp"
-#include "names.hpp"
+#include "fields.hpp"
+#include "problem.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -30,7 +29,9 @@ struct BudgetError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-[[noreturn]] void raise(const Status& status) {
+}  // namespace
+
+void raise(const Status& status) {
   switch (status.code()) {
     case StatusCode::budget_too_small: throw BudgetError(status.message());
     case StatusCode::out_of_memory:
@@ -41,18 +42,7 @@ struct BudgetError : std::runtime_error {
   }
 }
 
-template <typename T>
-T value_or_raise(Result<T> result) {
-  if (!result.ok()) raise(result.status());
-  return std::move(result.value());
-}
-
-using StridePair = std::optional<std::pair<std::int64_t, std::int64_t>>;
-
-std::optional<Strides> strides_from(const StridePair& pair) {
-  if (!pair) return std::nullopt;
-  return Strides{pair->first, pair->second};
-}
+namespace {
 
 Machine detect_machine(std::optional<std::string> target) {
   Machine machine = value_or_raise(Machine::detect());
@@ -60,56 +50,43 @@ Machine detect_machine(std::optional<std::string> target) {
   return machine;
 }
 
-Plan plan_for(const Machine& machine, std::int64_t tokens, std::int64_t hidden, std::int64_t vocab,
-              std::string_view e_dtype, std::string_view c_dtype, std::string_view label_dtype,
-              std::string_view head_layout, const StridePair& e_strides, const StridePair& c_strides,
-              std::int64_t label_stride, std::string_view reduction, std::int64_t ignore_index,
-              std::optional<float> softcap, bool nan_for_bad_labels, bool want_d_e, bool want_d_c,
-              std::string_view mode, std::optional<std::uint64_t> budget, int threads) {
-  Problem problem;
-  problem.tokens = tokens;
-  problem.hidden = hidden;
-  problem.vocab = vocab;
-  problem.e_dtype = value_or_raise(dtype_from("e", e_dtype));
-  problem.c_dtype = value_or_raise(dtype_from("c", c_dtype));
-  problem.label_dtype = value_or_raise(dtype_from("labels", label_dtype));
-  problem.head_layout = value_or_raise(head_layout_from(head_layout));
-  problem.e_strides = strides_from(e_strides);
-  problem.c_strides = strides_from(c_strides);
-  problem.label_stride = label_stride;
-  problem.reduction = value_or_raise(reduction_from(reduction));
-  problem.ignore_index = ignore_index;
-  problem.softcap = softcap;
-  problem.bad_labels = nan_for_bad_labels ? BadLabels::nan : BadLabels::error;
-  problem.want_d_e = want_d_e;
-  problem.want_d_c = want_d_c;
-
-  Limits limits;
-  limits.mode = value_or_raise(mode_from(mode));
-  limits.budget_bytes = budget;
-  limits.threads = threads;
+Plan plan_for(const Machine& machine, const nb::kwargs& given) {
+  Fields fields(given);
+  const Problem problem = read_problem(fields);
+  const Limits limits = read_limits(fields);
+  fields.finish();
   return value_or_raise(make_plan(problem, limits, machine));
 }
 
-template <typename T>
-T* pointer(std::uintptr_t address) {
-  return reinterpret_cast<T*>(address);
-}
-
-std::int64_t run_plan(const Plan& plan, std::uintptr_t e, std::uintptr_t c, std::uintptr_t labels,
-                      std::uintptr_t cotangent, std::uintptr_t loss, std::uintptr_t nll, std::uintptr_t lse,
-                      std::uintptr_t d_e, std::uintptr_t d_c) {
+std::int64_t run_plan(const Plan& plan, FilterReport* filter_report, const nb::kwargs& given) {
+  Fields fields(given);
+  const Inputs inputs = read_inputs(fields);
+  Outputs outputs = read_outputs(fields);
+  fields.finish();
   std::int64_t valid_count = 0;
+  outputs.valid_count = &valid_count;
+  outputs.filter_report = filter_report;
   Status status;
   {
     nb::gil_scoped_release released;
-    Inputs inputs{pointer<void>(e), pointer<void>(c), pointer<void>(labels), pointer<float>(cotangent)};
-    Outputs outputs{pointer<float>(loss), pointer<float>(nll), pointer<float>(lse),
-                    pointer<void>(d_e),   pointer<void>(d_c),  &valid_count};
     status = run(plan, inputs, outputs);
   }
   if (!status.ok()) raise(status);
   return valid_count;
+}
+
+void learn_order(const Plan& plan, std::uintptr_t order, const nb::kwargs& given) {
+  Fields fields(given);
+  const Inputs inputs = read_inputs(fields);
+  fields.finish();
+  Problem problem = plan.problem;
+  problem.vocab_order = false;  // it is about to be made
+  Status status;
+  {
+    nb::gil_scoped_release released;
+    status = learn_vocab_order(problem, inputs, reinterpret_cast<std::int64_t*>(order));
+  }
+  if (!status.ok()) raise(status);
 }
 
 // NumPy has no bfloat16, so numpy.from_dlpack refuses one: here the same memory as uint16, to be viewed in Python.
@@ -129,6 +106,14 @@ nb::object bits_of_bfloat16(const AnyArray& array) {
   nb::capsule owner(new AnyArray(array), [](void* held) noexcept { delete static_cast<AnyArray*>(held); });
   return nb::cast(
       nb::ndarray<nb::numpy, const std::uint16_t>(array.data(), shape.size(), shape.data(), owner, strides.data()));
+}
+
+std::string report_text(const FilterReport& r) {
+  std::ostringstream out;
+  out << "<cutloss filter report: " << r.rows << " rows, " << r.rows_redone << " redone, " << r.kept_entries
+      << " entries kept, epsilon " << r.epsilon << ", dropped mass " << r.dropped_mass_mean << " (at most "
+      << r.dropped_mass_max << "), error bound " << r.error_bound << ">";
+  return out.str();
 }
 
 std::vector<std::pair<std::string, std::string>> rejections(const Plan& plan) {
@@ -168,15 +153,26 @@ NB_MODULE(_core, m) {
       .def("json", &Plan::json)
       .def("as_dict", [](const Plan& plan) { return nb::module_::import_("json").attr("loads")(plan.json()); })
       .def("__repr__", [](const Plan& plan) { return "<cutloss plan " + plan.json() + ">"; })
-      .def("run", &run_plan, nb::kw_only(), "e"_a, "c"_a, "labels"_a, "cotangent"_a = 0, "loss"_a = 0, "nll"_a = 0,
-           "lse"_a = 0, "d_e"_a = 0, "d_c"_a = 0,
-           "Arguments are addresses, 0 for none; the memory must stay alive and unaliased. Returns the valid count.");
+      .def(
+          "run", &run_plan, "filter_report"_a = nb::none(), "arrays"_a,
+          "Arrays are addresses, by the names of Inputs and Outputs; the memory must stay alive and unaliased. Returns "
+          "the valid count.")
+      .def("learn_vocab_order", &learn_order, "order"_a, "arrays"_a, "Writes int64 [V] to an address.");
+
+  nb::class_<FilterReport>(m, "FilterReport", "What a filter did, and what its error can be at most.")
+      .def(nb::init<>())
+      .def_ro("rows", &FilterReport::rows, "Rows that were filtered or redone.")
+      .def_ro("rows_redone", &FilterReport::rows_redone, "Rows done exactly after all.")
+      .def_ro("kept_entries", &FilterReport::kept_entries, "Of the rows that stayed filtered, labels included.")
+      .def_ro("epsilon", &FilterReport::epsilon, "The one that was used.")
+      .def_ro("dropped_mass_mean", &FilterReport::dropped_mass_mean, "Softmax mass below epsilon of a row.")
+      .def_ro("dropped_mass_max", &FilterReport::dropped_mass_max)
+      .def_ro("error_bound", &FilterReport::error_bound,
+              "On the norm of the error of any row of d_e: certified at most, unbiased root mean square.")
+      .def("__repr__", &report_text);
 
   m.def("detect_machine", &detect_machine, "target"_a = nb::none());
-  m.def("make_plan", &plan_for, "machine"_a, nb::kw_only(), "tokens"_a, "hidden"_a, "vocab"_a, "e_dtype"_a, "c_dtype"_a,
-        "label_dtype"_a, "head_layout"_a, "e_strides"_a = nb::none(), "c_strides"_a = nb::none(), "label_stride"_a = 1,
-        "reduction"_a, "ignore_index"_a, "softcap"_a = nb::none(), "nan_for_bad_labels"_a = false, "want_d_e"_a,
-        "want_d_c"_a, "mode"_a = "auto", "budget"_a = nb::none(), "threads"_a = 0);
+  m.def("make_plan", &plan_for, "machine"_a, "fields"_a, "Fields by the names of Problem, Metrics and Limits.");
   m.def("available_targets", &available_targets);
   m.def("version", [] { return std::string(version()); });
   m.def("bits_of_bfloat16", &bits_of_bfloat16, "array"_a);

@@ -18,6 +18,7 @@ void* cutloss::python::xla_handler() { return nullptr; }
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "cutloss/cutloss.hpp"
 #include "names.hpp"
@@ -99,9 +100,10 @@ ffi::Error error_from(const Status& status) {
   }
 }
 
-Result<DType> buffer_dtype(std::string_view what, ffi::AnyBuffer buffer) {
+Result<DType> buffer_dtype(std::string_view what, const ffi::AnyBuffer& buffer) {
   switch (buffer.element_type()) {
     case ffi::DataType::F32: return DType::f32;
+    case ffi::DataType::F16: return DType::f16;
     case ffi::DataType::BF16: return DType::bf16;
     case ffi::DataType::S32: return DType::i32;
     case ffi::DataType::S64: return DType::i64;
@@ -120,6 +122,11 @@ class Attributes {
     if (value.has_value()) return *value;
     if (failure_.ok()) failure_ = Status(StatusCode::invalid_argument, value.error().message());
     return T{};
+  }
+  template <typename T>
+  std::optional<T> get_if(std::string_view name) {
+    if (!dictionary_.contains(name)) return std::nullopt;
+    return get<T>(name);
   }
   template <typename T>
   T keep(Result<T> result) {
@@ -141,68 +148,197 @@ T* address(const ffi::AnyBuffer& buffer) {
   return static_cast<T*>(buffer.element_count() > 0 ? buffer.untyped_data() : &nothing);
 }
 
-Status evaluate(ffi::ThreadPool pool, ffi::AnyBuffer e, ffi::AnyBuffer c, ffi::AnyBuffer labels,
-                ffi::AnyBuffer cotangent, ffi::Result<ffi::AnyBuffer> loss, ffi::Result<ffi::AnyBuffer> lse,
-                ffi::Result<ffi::AnyBuffer> d_e, ffi::Result<ffi::AnyBuffer> d_c, ffi::Result<ffi::AnyBuffer> workspace,
-                const ffi::Dictionary& dictionary) {
-  if (e.dimensions().size() != 2 || c.dimensions().size() != 2) {
-    return Status(StatusCode::invalid_argument, "e and c must have two axes");
+Problem read_problem(Attributes& attributes) {
+  Problem p;
+  p.head_layout = attributes.keep(head_layout_from(attributes.get<std::string_view>("head_layout")));
+  p.reduction = attributes.keep(reduction_from(attributes.get<std::string_view>("reduction")));
+  p.ignore_index = attributes.get<std::int64_t>("ignore_index");
+  p.bad_labels = BadLabels::nan;
+  p.logit_scale = attributes.get<float>("logit_scale");
+  p.softcap = attributes.get_if<float>("softcap");
+  p.token_weights = attributes.get<bool>("token_weights");
+  p.class_weights = attributes.get<bool>("class_weights");
+  p.label_smoothing = attributes.get<float>("label_smoothing");
+  p.z_loss = attributes.get<float>("z_loss");
+  p.soft_targets = attributes.get<std::int64_t>("soft_targets");
+  p.shift = attributes.get<std::int64_t>("shift");
+  p.sequence = attributes.get<std::int64_t>("sequence");
+  p.lse_cotangent = attributes.get<bool>("lse_cotangent");
+  p.metrics.entropy = attributes.get<bool>("entropy");
+  p.metrics.argmax = attributes.get<bool>("argmax");
+  p.metrics.rank = attributes.get<bool>("rank");
+  p.metrics.top_k = attributes.get<std::int64_t>("top_k");
+  p.metrics.mean_logits = attributes.get<bool>("mean_logits");
+  if (const auto filter = attributes.get_if<std::string_view>("filter")) {
+    p.filter = attributes.keep(filter_from(*filter));
+    p.vocab_order = attributes.get<bool>("vocab_order");
   }
-  Attributes attributes(dictionary);
-  Problem problem;
-  problem.head_layout = attributes.keep(head_layout_from(attributes.get<std::string_view>("head_layout")));
-  const bool rows_are_vocab = problem.head_layout == HeadLayout::vd;
-  problem.tokens = e.dimensions()[0];
-  problem.hidden = e.dimensions()[1];
-  problem.vocab = c.dimensions()[rows_are_vocab ? 0 : 1];
-  problem.e_dtype = attributes.keep(buffer_dtype("e", e));
-  problem.c_dtype = attributes.keep(buffer_dtype("c", c));
-  problem.label_dtype = attributes.keep(buffer_dtype("labels", labels));
-  problem.reduction = attributes.keep(reduction_from(attributes.get<std::string_view>("reduction")));
-  problem.ignore_index = attributes.get<std::int64_t>("ignore_index");
-  if (const float cap = attributes.get<float>("softcap"); cap != 0) problem.softcap = cap;
-  problem.bad_labels = BadLabels::nan;
-  problem.want_d_e = attributes.get<bool>("want_d_e");
-  problem.want_d_c = attributes.get<bool>("want_d_c");
+  p.tolerance = attributes.get_if<float>("tolerance");
+  p.epsilon = attributes.get_if<float>("epsilon");
+  p.want_d_e = attributes.get<bool>("want_d_e");
+  p.want_d_c = attributes.get<bool>("want_d_c");
+  p.want_d_bias = attributes.get<bool>("want_d_bias");
+  return p;
+}
 
+Limits read_limits(Attributes& attributes) {
   Limits limits;
   limits.mode = attributes.keep(mode_from(attributes.get<std::string_view>("mode")));
   limits.threads = static_cast<int>(attributes.get<std::int64_t>("threads"));
-  if (const auto budget = attributes.get<std::int64_t>("budget"); budget >= 0) limits.budget_bytes = budget;
+  if (const auto budget = attributes.get_if<std::int64_t>("budget")) limits.budget_bytes = *budget;
+  return limits;
+}
 
-  // The machine that the program was traced for: with it the plan, and so the workspace, is what tracing found.
+// The machine that the program was traced for: with it the plan, and so the workspace, is what tracing found.
+Machine read_machine(Attributes& attributes) {
   Machine machine;
   machine.target = std::string(attributes.get<std::string_view>("target"));
   machine.threads = static_cast<int>(attributes.get<std::int64_t>("machine_threads"));
   machine.l1_bytes = attributes.get<std::int64_t>("l1_bytes");
   machine.l2_bytes = attributes.get<std::int64_t>("l2_bytes");
   machine.l3_bytes = attributes.get<std::int64_t>("l3_bytes");
-  if (!attributes.failure().ok()) return attributes.failure();
+  return machine;
+}
+
+// The operands and results of the call, in the order in which _ffi.py lists them. Those that are not there are empty.
+struct Arguments {
+  enum In { e, c, labels, cotangent, bias, token_weights, class_weights, lse_cotangent, soft_ids, soft_probabilities,
+            vocab_order, denominator, seed, inputs };
+  enum Out { loss, nll, lse, d_e, d_c, d_bias, entropy, argmax, correct, rank, top_k_ids, top_k_logprobs, mean_logits,
+             workspace, outputs };
+
+  Arguments(ffi::RemainingArgs args, ffi::RemainingRets rets) : args_(args), rets_(rets) {}
+  bool complete() const { return args_.size() == inputs && rets_.size() == outputs; }
+  ffi::AnyBuffer in(In which) const { return args_.get<ffi::AnyBuffer>(which).value(); }
+  ffi::AnyBuffer out(Out which) const { return *rets_.get<ffi::AnyBuffer>(which).value(); }
+  template <typename T>
+  const T* input(bool there, In which) const {
+    return there ? address<T>(in(which)) : nullptr;
+  }
+  template <typename T>
+  T* output(bool there, Out which) const {
+    return there ? address<T>(out(which)) : nullptr;
+  }
+
+ private:
+  ffi::RemainingArgs args_;
+  ffi::RemainingRets rets_;
+};
+
+// JAX has 32-bit integers where x64 is off, the library 64-bit ids: one number a token (k for the largest), and one for
+// each id of an order.
+class Narrowed {
+ public:
+  std::int64_t* take(bool there, ffi::AnyBuffer to) {
+    if (!there) return nullptr;
+    values_.resize(std::max<std::size_t>(to.element_count(), 1));
+    to_ = address<std::int32_t>(to);
+    count_ = to.element_count();
+    return values_.data();
+  }
+  void write() const {
+    for (std::size_t i = 0; i < count_; ++i) to_[i] = static_cast<std::int32_t>(values_[i]);
+  }
+
+ private:
+  std::vector<std::int64_t> values_;
+  std::int32_t* to_ = nullptr;
+  std::size_t count_ = 0;
+};
+
+Status read_shapes(const Arguments& arguments, bool has_bias, Attributes& attributes, Problem& p) {
+  const ffi::AnyBuffer e = arguments.in(Arguments::e);
+  const ffi::AnyBuffer c = arguments.in(Arguments::c);
+  if (e.dimensions().size() != 2 || c.dimensions().size() != 2) {
+    return Status(StatusCode::invalid_argument, "e and c must have two axes");
+  }
+  p.tokens = e.dimensions()[0];
+  p.hidden = e.dimensions()[1];
+  p.vocab = c.dimensions()[p.head_layout == HeadLayout::vd ? 0 : 1];
+  p.e_dtype = attributes.keep(buffer_dtype("e", e));
+  p.c_dtype = attributes.keep(buffer_dtype("c", c));
+  p.label_dtype = attributes.keep(
+      buffer_dtype("labels", arguments.in(p.soft_targets > 0 ? Arguments::soft_ids : Arguments::labels)));
+  if (has_bias) p.bias_dtype = attributes.keep(buffer_dtype("bias", arguments.in(Arguments::bias)));
+  return attributes.failure();
+}
+
+Inputs read_inputs(const Arguments& a, const Problem& p, bool has_labels, std::vector<std::int64_t>& order) {
+  using A = Arguments;
+  Inputs in;
+  in.e = a.input<void>(true, A::e);
+  in.c = a.input<void>(true, A::c);
+  in.labels = a.input<void>(has_labels, A::labels);
+  in.cotangent = a.input<float>(true, A::cotangent);
+  in.bias = a.input<void>(p.bias_dtype.has_value(), A::bias);
+  in.token_weights = a.input<float>(p.token_weights, A::token_weights);
+  in.class_weights = a.input<float>(p.class_weights, A::class_weights);
+  in.lse_cotangent = a.input<float>(p.lse_cotangent, A::lse_cotangent);
+  in.soft_ids = a.input<void>(p.soft_targets > 0, A::soft_ids);
+  in.soft_probabilities = a.input<float>(p.soft_targets > 0, A::soft_probabilities);
+  if (p.vocab_order) {
+    const auto* ids = a.input<std::int32_t>(true, A::vocab_order);
+    order.assign(ids, ids + p.vocab);
+    in.vocab_order = order.data();
+  }
+  if (a.in(A::denominator).element_count() > 0) in.denominator = *a.input<float>(true, A::denominator);
+  if (a.in(A::seed).element_count() > 1) {
+    const auto* words = a.input<std::uint32_t>(true, A::seed);
+    in.seed = words[0] | std::uint64_t{words[1]} << 32;
+  }
+  return in;
+}
+
+Status evaluate(ffi::ThreadPool pool, const Arguments& arguments, const ffi::Dictionary& dictionary) {
+  using A = Arguments;
+  if (!arguments.complete()) return Status(StatusCode::invalid_argument, "wrong number of operands: trace it again");
+  Attributes attributes(dictionary);
+  Problem problem = read_problem(attributes);
+  const Limits limits = read_limits(attributes);
+  const Machine machine = read_machine(attributes);
+  const bool has_labels = attributes.get<bool>("has_labels");
+  const bool has_bias = attributes.get<bool>("has_bias");
+  if (Status s = read_shapes(arguments, has_bias, attributes, problem); !s.ok()) return s;
 
   Result<Plan> plan = make_plan(problem, limits, machine);
   if (!plan.ok()) return plan.status();
-  if (plan->workspace_bytes > workspace->size_bytes()) {
+  const ffi::AnyBuffer workspace = arguments.out(A::workspace);
+  if (plan->workspace_bytes > workspace.size_bytes()) {
     return Status(StatusCode::invalid_argument, "this program was traced with a workspace of " +
-                                                    std::to_string(workspace->size_bytes()) +
+                                                    std::to_string(workspace.size_bytes()) +
                                                     " bytes, and this version of cutloss needs " +
                                                     std::to_string(plan->workspace_bytes) + ": trace it again");
   }
 
-  Inputs inputs{address<void>(e), address<void>(c), address<void>(labels), address<float>(cotangent)};
+  std::vector<std::int64_t> order;
+  const Inputs inputs = read_inputs(arguments, problem, has_labels, order);
+  const Metrics& metrics = problem.metrics;
+  Narrowed argmax, rank, top_k_ids;
   Outputs outputs;
-  outputs.loss = address<float>(*loss);
-  outputs.lse = address<float>(*lse);
-  if (problem.want_d_e) outputs.d_e = address<void>(*d_e);
-  if (problem.want_d_c) outputs.d_c = address<void>(*d_c);
+  outputs.loss = arguments.output<float>(true, A::loss);
+  outputs.nll = arguments.output<float>(true, A::nll);
+  outputs.lse = arguments.output<float>(true, A::lse);
+  outputs.d_e = arguments.output<void>(problem.want_d_e, A::d_e);
+  outputs.d_c = arguments.output<void>(problem.want_d_c, A::d_c);
+  outputs.d_bias = arguments.output<void>(problem.want_d_bias, A::d_bias);
+  outputs.entropy = arguments.output<float>(metrics.entropy, A::entropy);
+  outputs.argmax = argmax.take(metrics.argmax, arguments.out(A::argmax));
+  outputs.correct = arguments.output<std::uint8_t>(metrics.argmax, A::correct);
+  outputs.rank = rank.take(metrics.rank, arguments.out(A::rank));
+  outputs.top_k_ids = top_k_ids.take(metrics.top_k > 0, arguments.out(A::top_k_ids));
+  outputs.top_k_logprobs = arguments.output<float>(metrics.top_k > 0, A::top_k_logprobs);
+  outputs.mean_logits = arguments.output<float>(metrics.mean_logits, A::mean_logits);
   PoolExecutor executor(pool, plan->threads);
-  return run(plan.value(), inputs, outputs,
-             {static_cast<std::byte*>(workspace->untyped_data()), workspace->size_bytes()}, &executor);
+  Status status = run(plan.value(), inputs, outputs,
+                      {static_cast<std::byte*>(workspace.untyped_data()), workspace.size_bytes()}, &executor);
+  for (const Narrowed* ids : {&argmax, &rank, &top_k_ids}) ids->write();
+  return status;
 }
 
-template <typename... Args>
-ffi::Error handle(Args... args) {
+ffi::Error linear_cross_entropy(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                                ffi::Dictionary attributes) {
   try {
-    return error_from(evaluate(args...));
+    return error_from(evaluate(pool, Arguments(args, rets), attributes));
   } catch (const std::exception& failure) {
     return ffi::Error(ffi::ErrorCode::kInternal, failure.what());
   } catch (...) {
@@ -210,27 +346,8 @@ ffi::Error handle(Args... args) {
   }
 }
 
-ffi::Error linear_cross_entropy(ffi::ThreadPool pool, ffi::AnyBuffer e, ffi::AnyBuffer c, ffi::AnyBuffer labels,
-                                ffi::AnyBuffer cotangent, ffi::Result<ffi::AnyBuffer> loss,
-                                ffi::Result<ffi::AnyBuffer> lse, ffi::Result<ffi::AnyBuffer> d_e,
-                                ffi::Result<ffi::AnyBuffer> d_c, ffi::Result<ffi::AnyBuffer> workspace,
-                                ffi::Dictionary attributes) {
-  return handle(pool, e, c, labels, cotangent, loss, lse, d_e, d_c, workspace, attributes);
-}
-
 XLA_FFI_DEFINE_HANDLER(kLinearCrossEntropy, linear_cross_entropy,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()  // e [N, D]
-                           .Arg<ffi::AnyBuffer>()  // c [V, D] or [D, V]
-                           .Arg<ffi::AnyBuffer>()  // labels [N]
-                           .Arg<ffi::AnyBuffer>()  // cotangent f32 [1], or [N] for reduction "none"
-                           .Ret<ffi::AnyBuffer>()  // loss f32 [1] or [N]
-                           .Ret<ffi::AnyBuffer>()  // lse f32 [N]
-                           .Ret<ffi::AnyBuffer>()  // dE like e, or [0]
-                           .Ret<ffi::AnyBuffer>()  // dC like c, or [0]
-                           .Ret<ffi::AnyBuffer>()  // workspace u8
-                           .Attrs());
+                       ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
 
 }  // namespace
 

@@ -22,7 +22,7 @@ Result<Enum> from_name(std::string_view what, std::string_view text, const std::
 }
 
 inline Result<DType> dtype_from(std::string_view what, std::string_view text) {
-  return from_name(what, text, std::array{DType::f32, DType::bf16, DType::i32, DType::i64});
+  return from_name(what, text, std::array{DType::f32, DType::bf16, DType::f16, DType::i32, DType::i64});
 }
 inline Result<HeadLayout> head_layout_from(std::string_view text) {
   return from_name("head_layout", text, std::array{HeadLayout::vd, HeadLayout::dv});
@@ -31,7 +31,11 @@ inline Result<Reduction> reduction_from(std::string_view text) {
   return from_name("reduction", text, std::array{Reduction::mean, Reduction::sum, Reduction::none});
 }
 inline Result<Mode> mode_from(std::string_view text) {
-  return from_name("mode", text, std::array{Mode::automatic, Mode::loss, Mode::stream, Mode::chunk, Mode::recompute});
+  return from_name("mode", text,
+                   std::array{Mode::automatic, Mode::loss, Mode::stream, Mode::chunk, Mode::recompute, Mode::sparse});
+}
+inline Result<Filter> filter_from(std::string_view text) {
+  return from_name("filter", text, std::array{Filter::certified, Filter::unbiased, Filter::tile});
 }
 
 }  // namespace cutloss::python

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import stat
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from objective import dense, metrics_of, near
 
 BAD_USAGE, NO_MEMORY, UNAVAILABLE = 2, 3, 4
 
@@ -172,6 +174,115 @@ def test_bfloat16_files(data):
     np.testing.assert_allclose(got, d_e, rtol=2**-8, atol=1e-5)
 
 
+def objective_files(folder):
+    """Arrays for every option that takes one, saved under the option's name."""
+    rng = np.random.default_rng(5)
+    arrays = {
+        "bias": rng.normal(size=101).astype(np.float32),
+        "token_weights": np.where(rng.random(37) < 0.2, 0, rng.random(37)).astype(np.float32),
+        "class_weights": (rng.random(101) + 0.5).astype(np.float32),
+        "lse_cotangent": rng.normal(size=37).astype(np.float32),
+        "soft_ids": np.where(rng.random((37, 3)) < 0.2, -100, rng.integers(0, 101, (37, 3))),
+        "soft_probabilities": rng.random((37, 3)).astype(np.float32) / 3,
+        "vocab_order": rng.permutation(101),
+    }
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    return arrays
+
+
+FILES = ("bias", "token_weights", "class_weights", "lse_cotangent")
+NUMBERS = {"label_smoothing": 0.2, "z_loss": 0.03, "logit_scale": 0.6, "softcap": 3.0, "shift": 2, "denominator": 7.5,
+           "cotangent": -1.5}
+
+
+@pytest.mark.parametrize("names", [(n,) for n in (*FILES, *NUMBERS, "soft")] + [(*FILES, *NUMBERS), ("soft", "bias", "z_loss")],
+                         ids="-".join)
+def test_an_option_is_dropped_on_the_way(data, names):
+    folder, arrays = data
+    files = objective_files(folder)
+    options, line = {}, inputs(folder)
+    if "soft" in names:
+        line = line[:4] + ["--soft-ids", folder / "soft_ids.npy", "--soft-probabilities", folder / "soft_probabilities.npy"]
+        options["soft_targets"] = files["soft_ids"], files["soft_probabilities"]
+    for name in names:
+        if name in FILES:
+            line += ["--" + name.replace("_", "-"), folder / f"{name}.npy"]
+            options[name] = files[name]
+        elif name in NUMBERS:
+            line += ["--" + name.replace("_", "-"), NUMBERS[name]]
+            options[name] = NUMBERS[name]
+    results = ["d_e", "d_c", "nll", "lse"] + (["d_bias"] if "bias" in names else [])
+    for name in results:
+        line += ["--out-" + name.replace("_", "-"), folder / f"{name}.npy"]
+    result = run_json("loss", *line)
+    want = dense(arrays["e"], arrays["c"], None if "soft" in names else arrays["labels"], **options)
+    near("loss", result["loss"], want["loss"], want["tol"]["loss"])
+    assert result["valid_count"] == want["valid_count"]
+    for name in results:
+        near(name, np.load(folder / f"{name}.npy"), want[name], want["tol"][name] + 1e-30)
+
+
+def test_metrics_are_of_other_logits(data):
+    folder, arrays = data
+    objective_files(folder)
+    files = {name: folder / f"out-{name}.npy" for name in (
+        "entropy", "argmax", "correct", "rank", "top-k-ids", "top-k-logprobs", "mean-logits")}
+    line = [part for name, path in files.items() for part in (f"--out-{name}", path)]
+    result = run_json("loss", *inputs(folder), "--no-gradient", "--metrics", "entropy,correct,rank,top_k=4", *line)
+    want = dense(arrays["e"], arrays["c"], arrays["labels"])
+    m, on = metrics_of(want), want["counts"]
+    got = {name: np.load(path) for name, path in files.items()}
+    near("entropy", got["entropy"], m["entropy"], 10 * want["tol"]["lse"])
+    for name in ("argmax", "correct", "rank"):
+        np.testing.assert_array_equal(got[name], m[name], err_msg=name)
+    assert got["correct"].dtype == np.bool_
+    np.testing.assert_array_equal(got["top-k-ids"][on], m["order"][on, :4])
+    assert got["top-k-logprobs"].shape == (37, 4)
+    near("mean_logits", got["mean-logits"], m["mean_logits"], 1e-4)
+    assert result["metrics"]["entropy"] == pytest.approx(m["entropy"].sum() / 36, rel=1e-5)
+    assert result["metrics"]["correct"] == pytest.approx(m["correct"].sum() / 36)
+    assert result["metrics"]["rank"] == pytest.approx(m["rank"][on].mean())
+    assert "mean entropy" in run("loss", *inputs(folder), "--metrics", "entropy").stdout
+
+
+def test_float16_files(data):
+    folder, arrays = data
+    e, c = arrays["e"].astype(np.float16), arrays["c"].astype(np.float16)
+    np.save(folder / "e.npy", e)
+    np.save(folder / "c.npy", c)
+    result = run_json("loss", *inputs(folder), "--d-e", folder / "d_e.npy", "--d-c", folder / "d_c.npy")
+    want = dense(e, c, arrays["labels"])
+    near("loss", result["loss"], want["loss"], want["tol"]["loss"])
+    for name in ("d_e", "d_c"):
+        got = np.load(folder / f"{name}.npy")
+        assert got.dtype == np.float16
+        near(name, got, want[name], want["tol"][name])
+
+
+def test_accumulation_overwrites_or_adds_once_a_repetition(data):
+    folder, arrays = data
+    start = np.full((101, 19), 2, np.float32)
+    np.save(folder / "start.npy", start)
+    run_json("loss", *inputs(folder), "--reps", 3, "--accumulate-d-c", folder / "start.npy", "--d-c", folder / "d_c.npy")
+    want = dense(arrays["e"], arrays["c"], arrays["labels"])
+    near("d_c", np.load(folder / "d_c.npy"), 2 + want["d_c"], want["tol"]["d_c"] + 2**-22)
+    np.save(folder / "start.npy", np.asfortranarray(start))
+    refused(BAD_USAGE, "loss", *inputs(folder), "--accumulate-d-c", folder / "start.npy", words=["Fortran order"])
+    np.save(folder / "start.npy", start[1:])
+    refused(BAD_USAGE, "loss", *inputs(folder), "--accumulate-d-c", folder / "start.npy", words=["[101, 19]", "[100, 19]"])
+
+
+def test_weights_of_other_types_are_misread(data):
+    folder, arrays = data
+    weights = np.arange(37) % 3
+    for array in (weights.astype(np.int8), weights.astype(np.uint64), weights.astype(np.float16)):
+        np.save(folder / "w.npy", array)
+        got = run_json("loss", *inputs(folder), "--token-weights", folder / "w.npy")["loss"]
+        want = dense(arrays["e"], arrays["c"], arrays["labels"], token_weights=weights)
+        near("loss", got, want["loss"], want["tol"]["loss"])
+
+
 def test_no_tokens_and_no_labels(data):
     folder, arrays = data
     np.save(folder / "labels.npy", np.full(37, -100))
@@ -233,7 +344,6 @@ def test_bad_arrays(data):
     with_file("labels", arrays["labels"][:, None], words=["--labels must be [N]", "[37, 1]"])
     with_file("labels", arrays["labels"].astype(np.float32), words=["integers"])
     with_file("labels", arrays["labels"] > 0, words=["bool"])
-    with_file("e", arrays["e"].astype(np.float16), words=["float16", "float32 or bfloat16"])
     with_file("e", arrays["e"].astype(np.float64), words=["float64"])
     with_file("e", arrays["e"].astype(">f4"), words=["big-endian"])
     with_file("e", arrays["e"].astype(np.int32), words=["--e holds integers"])
@@ -278,9 +388,74 @@ def test_bad_usage(data):
     refused(BAD_USAGE, *loss, "--frozen", "--d-c", folder / "x.npy", words=["--d-c", "--frozen"])
     refused(BAD_USAGE, "plan", "--n", "-5", words=["-5"])
     refused(BAD_USAGE, "plan", "--v", "0", words=["vocab (V) is 0"])
-    refused(BAD_USAGE, "plan", "--n", "99999999999999999999", words=["2^46"])
+    for number in ("9223372036854775808", "99999999999999999999", "-99999999999999999999"):
+        refused(BAD_USAGE, "plan", "--n", number, words=["--n", number, "does not fit 64 bits"])
+    refused(BAD_USAGE, "check", "--seed", "18446744073709551616", words=["does not fit 64 bits"])
+    refused(BAD_USAGE, "check", "--seed", "-1", words=["--seed", "-1", "negative"])
     refused(BAD_USAGE, "plan", "--n", str(2**60), words=["2^46"])
     assert run().returncode == BAD_USAGE
+
+
+def test_a_bad_option_is_accepted_or_misnamed(data):
+    folder, _ = data
+    objective_files(folder)
+    loss = ["loss", *inputs(folder)]
+    for words, line in [
+        (["filter", "certified", "neither"], ["--filter", "certified"]),
+        (["--filter", "dense", "unbiased"], ["--filter", "dense"]),
+        (["epsilon is 2"], ["--filter", "tile", "--epsilon", 2]),
+        (["label_smoothing is 1.5"], ["--label-smoothing", 1.5]),
+        (["logit_scale is nan"], ["--logit-scale", "nan"]),
+        (["softcap is inf"], ["--softcap", "1e39"]),
+        (["shift is 38", "[0, 37]"], ["--shift", 38]),
+        (["sequence is 5", "does not divide"], ["--shift", 1, "--sequence", 5]),
+        (["denominator is -1"], ["--denominator", -1]),
+        (["--metrics", "'perplexity'", "top_k=5"], ["--metrics", "entropy,perplexity"]),
+        (["--metrics", "'top_k=0'"], ["--metrics", "top_k=0"]),
+        (["top_k is 500"], ["--metrics", "top_k=500", "--out-top-k-ids", folder / "x.npy"]),
+        (["--out-top-k-ids"], ["--metrics", "top_k=5"]),
+        (["--metrics top_k=K"], ["--out-top-k-ids", folder / "x.npy"]),
+        (["--out-mean-logits"], ["--metrics", "mean_logits"]),
+        (["--bias", "[V] = [101]", "[37]"], ["--bias", folder / "token_weights.npy"]),
+        (["--bias holds integers"], ["--bias", folder / "vocab_order.npy"]),
+        (["--token-weights", "[N] = [37]", "[101]"], ["--token-weights", folder / "bias.npy"]),
+        (["--class-weights", "No such file"], ["--class-weights", folder / "nothing.npy"]),
+        (["go together"], ["--soft-ids", folder / "soft_ids.npy"]),
+        (["--soft-probabilities", "[37, 3]", "[37]"],
+         ["--soft-ids", folder / "soft_ids.npy", "--soft-probabilities", folder / "token_weights.npy"]),
+        (["labels are given beside soft_targets"],
+         ["--soft-ids", folder / "soft_ids.npy", "--soft-probabilities", folder / "soft_probabilities.npy"]),
+        (["--soft-ids must be [N, K]"],
+         ["--soft-ids", folder / "labels.npy", "--soft-probabilities", folder / "soft_probabilities.npy"]),
+        (["--cotangent", "a number"], ["--cotangent", folder / "lse_cotangent.npy"]),
+        (["--d-bias", "no --bias"], ["--d-bias", folder / "x.npy"]),
+        (["--out-vocab-order needs"], ["--out-vocab-order", folder / "x.npy"]),
+        (["--bias and --out-rank name the same file"],
+         ["--bias", folder / "bias.npy", "--out-rank", folder / "bias.npy"]),
+        (["--seed", "-1", "negative"], ["--seed", -1]),
+    ]:
+        refused(BAD_USAGE, *loss, *line, words=words)
+        assert not (folder / "x.npy").exists()
+    refused(BAD_USAGE, *loss[:5], words=["--labels is required, or --soft-ids"])
+
+
+def test_output_that_cannot_be_written_is_a_success(data):
+    folder, _ = data
+    for line in (["info"], ["info", "--json"], ["--help"], ["loss", "--help"], ["plan"], ["check", "--cases", "1"],
+                 ["loss", *inputs(folder)]):
+        with open("/dev/full", "w") as full:
+            result = subprocess.run([TOOL, *map(str, line)], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert result.returncode == BAD_USAGE, line
+        assert result.stderr == "cutloss: error: cannot write to standard output: No space left on device\n"
+
+
+def test_a_file_too_large_to_map_is_bad_usage(data):
+    folder, _ = data
+    np.lib.format.open_memmap(folder / "huge.npy", mode="w+", dtype=np.float32, shape=(2**31, 1)).flush()  # sparse
+    result = subprocess.run([TOOL, "loss", *inputs(folder, e=folder / "huge.npy")], capture_output=True, text=True,
+                            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32)), check=False)
+    assert result.returncode == NO_MEMORY, result.stderr
+    assert "huge.npy: cannot map 8589934720 bytes: Cannot allocate memory" in result.stderr
 
 
 def test_targets(data):

@@ -54,6 +54,7 @@ DType parse_dtype(std::string_view text);
 HeadLayout parse_layout(std::string_view text);
 Reduction parse_reduction(std::string_view text);
 Mode parse_mode(std::string_view text);
+Filter parse_filter(std::string_view text);
 
 // --------------------------------------------------------------------------------------------------- printing
 

@@ -1,13 +1,12 @@
-// Random arrays, and bf16 as 16 bits.
+// Random arrays, and elements of any float dtype.
 #ifndef CUTLOSS_SRC_CLI_DATA_H_
 #define CUTLOSS_SRC_CLI_DATA_H_
 
-#include <bit>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "cutloss/cutloss.hpp"
+#include "src/cpu/element.h"
 
 namespace cutloss::cli {
 
@@ -42,24 +41,20 @@ class Random {
   std::uint64_t state_;
 };
 
-inline std::uint16_t to_bf16(float value) {  // to nearest, ties to even; not for NaN
-  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
-  return static_cast<std::uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-}
-
-inline float from_bf16(std::uint16_t value) { return std::bit_cast<float>(static_cast<std::uint32_t>(value) << 16); }
-
-// An element of an f32 or bf16 array.
+// An element of an f32, bf16 or f16 array.
 inline float load(DType dtype, const void* data, std::int64_t index) {
-  if (dtype == DType::f32) return static_cast<const float*>(data)[index];
-  return from_bf16(static_cast<const std::uint16_t*>(data)[index]);
+  switch (dtype) {
+    case DType::bf16: return cpu::ToFloat(static_cast<const cpu::Bf16*>(data)[index]);
+    case DType::f16: return cpu::ToFloat(static_cast<const cpu::F16*>(data)[index]);
+    default: return static_cast<const float*>(data)[index];
+  }
 }
 
 inline void store(DType dtype, void* data, std::int64_t index, float value) {
-  if (dtype == DType::f32) {
-    static_cast<float*>(data)[index] = value;
-  } else {
-    static_cast<std::uint16_t*>(data)[index] = to_bf16(value);
+  switch (dtype) {
+    case DType::bf16: cpu::FromFloat(value, static_cast<cpu::Bf16*>(data)[index]); break;
+    case DType::f16: cpu::FromFloat(value, static_cast<cpu::F16*>(data)[index]); break;
+    default: static_cast<float*>(data)[index] = value;
   }
 }
 

@@ -1,15 +1,14 @@
-// cutloss loss: the loss and gradients of arrays in .npy files.
+// cutloss loss: the loss, gradients and metrics of arrays in .npy files.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
-#include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "src/cli/cli.h"
-#include "src/cli/data.h"
-#include "src/cli/npy.h"
+#include "src/cli/loss_data.h"
 #include "src/cli/options.h"
 
 namespace cutloss::cli {
@@ -17,201 +16,266 @@ namespace {
 
 struct LossOptions {
   ProblemOptions problem;
-  std::string e, c, labels;
-  std::string d_e, d_c, nll, lse;
-  bool nan_labels = false;
-  bool no_gradient = false;
+  LossFiles files;
+  std::vector<std::string> metrics;
+  std::optional<double> denominator;
+  std::uint64_t seed = 0;
+  std::int64_t shift = 0, sequence = 0;
+  bool nan_labels = false, no_gradient = false, compensated = false;
   int reps = 1;
   bool json = false;
 };
 
 Status bad(std::string message) { return {StatusCode::invalid_argument, std::move(message)}; }
 
-Result<DType> float_type(const NpyArray& array, const std::string& option) {
-  if (array.type == NpyType::f32) return DType::f32;
-  if (array.type == NpyType::bf16) return DType::bf16;
-  return bad(fmt::format("{} holds integers; it must be float32 or bfloat16", option));
-}
-
-// Fills in the problem's shapes, dtypes and strides.
-Status describe(const NpyArray& e, const NpyArray& c, const NpyArray& labels, Problem& problem) {
-  if (e.shape.size() != 2) return bad(fmt::format("--e must be [N, D], got shape {}", e.shape_text()));
-  if (c.shape.size() != 2) {
-    return bad(fmt::format("--c must be [V, D], or [D, V] with --head-layout dv, got shape {}", c.shape_text()));
-  }
-  if (labels.shape.size() != 1) return bad(fmt::format("--labels must be [N], got shape {}", labels.shape_text()));
-  const bool vd = problem.head_layout == HeadLayout::vd;
-  const std::int64_t hidden = c.shape[vd ? 1 : 0];
-  if (e.shape[1] != hidden) {
-    const bool swapped = e.shape[1] == c.shape[vd ? 0 : 1];
-    return bad(fmt::format("--e {} and --c {} disagree on D with --head-layout {}{}", e.shape_text(), c.shape_text(),
-                           name(problem.head_layout), swapped ? (vd ? "; is it dv?" : "; is it vd?") : ""));
-  }
-  if (e.shape[0] != labels.shape[0]) {
-    return bad(fmt::format("--e {} and --labels {} disagree on N", e.shape_text(), labels.shape_text()));
-  }
-  const Result<DType> e_type = float_type(e, "--e");
-  if (!e_type.ok()) return e_type.status();
-  const Result<DType> c_type = float_type(c, "--c");
-  if (!c_type.ok()) return c_type.status();
-  problem.tokens = e.shape[0];
-  problem.hidden = e.shape[1];
-  problem.vocab = c.shape[vd ? 0 : 1];
-  problem.e_dtype = e_type.value();
-  problem.c_dtype = c_type.value();
-  problem.label_dtype = DType::i64;
-  problem.e_strides = Strides{e.strides[0], e.strides[1]};
-  problem.c_strides = Strides{c.strides[0], c.strides[1]};
-  return {};
-}
-
-// An output that would overwrite an input or another output, or "".
-std::string clash(const LossOptions& options) {
-  const std::pair<const char*, const std::string*> files[] = {
-      {"--e", &options.e},     {"--c", &options.c},     {"--labels", &options.labels}, {"--d-e", &options.d_e},
-      {"--d-c", &options.d_c}, {"--nll", &options.nll}, {"--lse", &options.lse}};
-  constexpr std::size_t kInputs = 3;
-  std::error_code ignored;
-  for (std::size_t b = kInputs; b < std::size(files); ++b) {
-    for (std::size_t a = 0; a < b; ++a) {
-      if (files[a].second->empty() || files[b].second->empty()) continue;
-      if (std::filesystem::weakly_canonical(*files[a].second, ignored) ==
-          std::filesystem::weakly_canonical(*files[b].second, ignored)) {
-        return fmt::format("{} and {} name the same file, {}", files[a].first, files[b].first, *files[b].second);
+// The metrics asked for by name and those that are to be written.
+Status read_metrics(const LossOptions& options, Metrics& to) {
+  const LossFiles& files = options.files;
+  to.entropy = !files.entropy.empty();
+  to.argmax = !files.argmax.empty() || !files.correct.empty();
+  to.rank = !files.rank.empty();
+  to.mean_logits = !files.mean_logits.empty();
+  for (const std::string& metric : options.metrics) {
+    constexpr std::string_view kTopK = "top_k=";
+    if (metric == "entropy") {
+      to.entropy = true;
+    } else if (metric == "argmax" || metric == "correct") {
+      to.argmax = true;
+    } else if (metric == "rank") {
+      to.rank = true;
+    } else if (metric == "mean_logits") {
+      to.mean_logits = true;
+    } else if (metric.starts_with(kTopK)) {
+      const char* const end = metric.data() + metric.size();
+      const auto [stop, error] = std::from_chars(metric.data() + kTopK.size(), end, to.top_k);
+      if (error != std::errc() || stop != end || to.top_k < 1) {
+        return bad(fmt::format("--metrics: '{}' is none; k is a number, 1 or more: top_k=5", metric));
       }
+    } else {
+      return bad(fmt::format(
+          "--metrics: '{}' is not one of entropy, argmax, correct, rank, mean_logits, top_k=5 (commas between)",
+          metric));
     }
   }
-  return "";
+  if (to.mean_logits && files.mean_logits.empty()) return bad("--metrics mean_logits needs --out-mean-logits FILE");
+  const bool top_k_written = !files.top_k_ids.empty() || !files.top_k_logprobs.empty();
+  if (to.top_k > 0 && !top_k_written) {
+    return bad("--metrics top_k=K needs --out-top-k-ids FILE or --out-top-k-logprobs FILE");
+  }
+  if (to.top_k == 0 && top_k_written) return bad("--out-top-k-ids and --out-top-k-logprobs need --metrics top_k=K");
+  return Status();
+}
+
+Status check_outputs(const LossFiles& files, const Problem& p) {
+  if (!files.d_e.empty() && !p.want_d_e) return bad("--d-e: no gradient is computed with --no-gradient or --mode loss");
+  if (!files.d_c.empty() && !p.want_d_c) {
+    return bad("--d-c: the head gets no gradient with --frozen, --no-gradient or --mode loss");
+  }
+  if (!files.d_bias.empty() && !p.want_d_bias) {
+    return bad("--d-bias: there is no --bias, or it gets no gradient with --frozen, --no-gradient or --mode loss");
+  }
+  if (!files.out_vocab_order.empty() && !files.learns_order()) {
+    return bad("--out-vocab-order needs --vocab-order learned");
+  }
+  return Status();
+}
+
+// The problem that the options and the files state.
+Status state(const LossOptions& options, Problem& problem, LossInputs& inputs) {
+  if (Status s = options.files.check_clash(); !s.ok()) return s;
+  problem = options.problem.problem();
+  if (options.no_gradient) problem.want_d_e = problem.want_d_c = false;
+  if (options.nan_labels) problem.bad_labels = BadLabels::nan;
+  problem.want_d_bias = problem.want_d_c && !options.files.bias.empty();
+  problem.shift = options.shift;
+  problem.sequence = options.sequence;
+  problem.compensated = options.compensated;
+  if (Status s = read_metrics(options, problem.metrics); !s.ok()) return s;
+  if (Status s = check_outputs(options.files, problem); !s.ok()) return s;
+  if (Status s = read_inputs(options.files, problem, inputs); !s.ok()) return s;
+  inputs.inputs.denominator = options.denominator;
+  inputs.inputs.seed = options.seed;
+  return Status();
+}
+
+Status learn_order(const Problem& problem, LossInputs& inputs) {
+  inputs.vocab_order.resize(static_cast<std::size_t>(problem.vocab));
+  Problem without = problem;
+  without.vocab_order = false;
+  if (Status s = learn_vocab_order(without, inputs.inputs, inputs.vocab_order.data()); !s.ok()) return s;
+  inputs.inputs.vocab_order = inputs.vocab_order.data();
+  return Status();
+}
+
+// Over the rows that are valid; others hold 0, or -1 as their rank.
+template <typename T>
+double mean_of(const std::vector<T>& values, std::int64_t valid) {
+  double sum = 0;
+  for (const T value : values) sum += value > 0 ? static_cast<double>(value) : 0;
+  return valid == 0 ? 0.0 : sum / static_cast<double>(valid);
+}
+
+std::vector<std::pair<const char*, double>> metric_means(const LossResults& r) {
+  std::vector<std::pair<const char*, double>> means;
+  if (r.problem.metrics.entropy) means.emplace_back("entropy", mean_of(r.entropy, r.valid));
+  if (r.problem.metrics.argmax) means.emplace_back("correct", mean_of(r.correct, r.valid));
+  if (r.problem.metrics.rank) means.emplace_back("rank", mean_of(r.rank, r.valid));
+  return means;
+}
+
+void print_as_json(const Plan& plan, const LossResults& r, double seconds) {
+  const Problem& p = r.problem;
+  // JSON has no NaN: such a loss is null.
+  Json out = {{"loss", r.loss}};
+  if (p.reduction != Reduction::none) out["loss"] = r.loss[0];
+  out.update({{"valid_count", r.valid},
+              {"n", p.tokens},
+              {"v", p.vocab},
+              {"d", p.hidden},
+              {"mode", name(plan.mode)},
+              {"target", plan.target},
+              {"threads", plan.threads},
+              {"seconds", seconds},
+              {"extra_bytes", plan.workspace_bytes},
+              {"filter", name(p.filter)}});
+  if (p.filter != Filter::none) {
+    out["filter_report"] = {{"rows", r.report.rows},
+                            {"rows_redone", r.report.rows_redone},
+                            {"kept_entries", r.report.kept_entries},
+                            {"epsilon", r.report.epsilon},
+                            {"dropped_mass_mean", r.report.dropped_mass_mean},
+                            {"dropped_mass_max", r.report.dropped_mass_max},
+                            {"error_bound", r.report.error_bound}};
+  }
+  for (const auto& [metric, mean] : metric_means(r)) out["metrics"][metric] = mean;
+  print_json(out);
+}
+
+void print_as_text(const Plan& plan, const LossResults& r, double seconds, int reps) {
+  const Problem& p = r.problem;
+  std::vector<std::pair<std::string, std::string>> facts;
+  if (p.reduction == Reduction::none) {
+    facts.emplace_back("loss", fmt::format("{} values; --nll FILE writes them", p.tokens));
+  } else {
+    facts.emplace_back("loss", fmt::format("{:.9g}", r.loss[0]));
+  }
+  for (const auto& [metric, mean] : metric_means(r)) {
+    facts.emplace_back(fmt::format("mean {}", metric), fmt::format("{:.6g}", mean));
+  }
+  facts.insert(facts.end(),
+               {{"tokens that count", fmt::format("{} of {}", r.valid, p.tokens)},
+                {"mode", fmt::format("{} on {}, {} threads", name(plan.mode), plan.target, plan.threads)},
+                {"time", fmt::format("{} ({})", human_seconds(seconds),
+                                     reps == 1 ? "one run" : fmt::format("best of {}", reps))},
+                {"extra memory", fmt::format("{} beyond inputs and gradients", human_bytes(plan.workspace_bytes))}});
+  if (p.filter != Filter::none) {
+    const FilterReport& f = r.report;
+    facts.insert(
+        facts.end(),
+        {{"filter", fmt::format("{}, epsilon {:.3g}", name(p.filter), f.epsilon)},
+         {"kept",
+          fmt::format("{:.0f} entries of {} rows; {} of them redone exactly", f.kept_entries, f.rows, f.rows_redone)},
+         {"dropped mass", fmt::format("{:.3g} a row, at most {:.3g}", f.dropped_mass_mean, f.dropped_mass_max)},
+         {"error of a row of dE",
+          p.filter == Filter::tile
+              ? "not known"
+              : fmt::format("{}{:.3g}", p.filter == Filter::certified ? "at most " : "root mean square at most ",
+                            f.error_bound)}});
+  }
+  print_facts(facts);
 }
 
 int loss(const LossOptions& options) {
-  if (const std::string both = clash(options); !both.empty()) return report_usage(both);
-  const auto read = [](const std::string& option, const std::string& path) -> Result<NpyArray> {
-    Result<NpyArray> array = read_npy(path);
-    if (!array.ok()) return Status(array.status().code(), fmt::format("{}: {}", option, array.status().message()));
-    return array;
-  };
-  const Result<NpyArray> e = read("--e", options.e);
-  if (!e.ok()) return report(e.status());
-  const Result<NpyArray> c = read("--c", options.c);
-  if (!c.ok()) return report(c.status());
-  const Result<NpyArray> label_file = read("--labels", options.labels);
-  if (!label_file.ok()) return report(label_file.status());
-
-  Problem problem = options.problem.problem();
-  if (options.no_gradient) problem.want_d_e = problem.want_d_c = false;
-  if (options.nan_labels) problem.bad_labels = BadLabels::nan;
-  if (!options.d_e.empty() && !problem.want_d_e) return report_usage("--d-e: no gradient is computed without one");
-  if (!options.d_c.empty() && !problem.want_d_c) {
-    return report_usage("--d-c: the head gets no gradient with --frozen, --no-gradient or --mode loss");
-  }
-  const Status described = describe(e.value(), c.value(), label_file.value(), problem);
-  if (!described.ok()) return report(described);
-  const Result<std::vector<std::int64_t>> labels = to_labels(label_file.value());
-  if (!labels.ok()) return report(labels.status());
-
+  Problem problem;
+  LossInputs inputs;
+  if (const Status s = state(options, problem, inputs); !s.ok()) return report(s);
   const Result<Machine> machine = options.problem.machine();
   if (!machine.ok()) return report(machine.status());
   const Result<Plan> plan = make_plan(problem, options.problem.limits(), machine.value());
   if (!plan.ok()) return report(plan.status());
+  if (options.files.learns_order()) {
+    if (const Status s = learn_order(problem, inputs); !s.ok()) return report(s);
+  }
 
-  const std::int64_t n = problem.tokens;
-  const DType d_e_type = problem.d_e_dtype.value_or(problem.e_dtype);
-  const DType d_c_type = problem.d_c_dtype.value_or(problem.c_dtype);
-  std::vector<float> losses(problem.reduction == Reduction::none ? static_cast<std::size_t>(n) : 1);
-  std::vector<float> nll(static_cast<std::size_t>(n)), lse(static_cast<std::size_t>(n));
-  std::vector<std::byte> d_e = array_of(d_e_type, problem.want_d_e ? n * problem.hidden : 0);
-  std::vector<std::byte> d_c = array_of(d_c_type, problem.want_d_c ? problem.vocab * problem.hidden : 0);
+  LossResults results(problem, inputs);
+  const Outputs outputs = results.outputs();
   std::vector<std::byte> workspace(plan->workspace_bytes);
-  std::int64_t valid = 0;
-
   double seconds = std::numeric_limits<double>::infinity();
   for (int rep = 0; rep < options.reps; ++rep) {
+    results.restart();
     const auto start = std::chrono::steady_clock::now();
-    const Status status = run(plan.value(), {.e = e->data, .c = c->data, .labels = labels->data()},
-                              {.loss = losses.data(),
-                               .nll = nll.data(),
-                               .lse = lse.data(),
-                               .d_e = problem.want_d_e ? d_e.data() : nullptr,
-                               .d_c = problem.want_d_c ? d_c.data() : nullptr,
-                               .valid_count = &valid},
-                              workspace);
+    const Status status = run(plan.value(), inputs.inputs, outputs, workspace);
     if (!status.ok()) return report(status);
     seconds = std::min(seconds, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
-
-  const struct {
-    const std::string& path;
-    DType dtype;
-    std::vector<std::int64_t> shape;
-    const void* data;
-  } files[] = {{options.d_e, d_e_type, {n, problem.hidden}, d_e.data()},
-               {options.d_c, d_c_type, c->shape, d_c.data()},
-               {options.nll, DType::f32, {n}, nll.data()},
-               {options.lse, DType::f32, {n}, lse.data()}};
-  for (const auto& file : files) {
-    if (file.path.empty()) continue;
-    const Status status = write_npy(file.path, file.dtype, file.shape, file.data);
-    if (!status.ok()) return report(status);
-  }
-
+  if (const Status s = results.write(options.files); !s.ok()) return report(s);
   if (options.json) {
-    // JSON has no NaN: such a loss is null.
-    Json out = {{"loss", losses}};
-    if (problem.reduction != Reduction::none) out["loss"] = losses[0];
-    out.update({{"valid_count", valid},
-                {"n", n},
-                {"v", problem.vocab},
-                {"d", problem.hidden},
-                {"mode", name(plan->mode)},
-                {"target", plan->target},
-                {"threads", plan->threads},
-                {"seconds", seconds},
-                {"extra_bytes", plan->workspace_bytes}});
-    print_json(out);
-    return kOk;
-  }
-  std::vector<std::pair<std::string, std::string>> facts;
-  if (problem.reduction == Reduction::none) {
-    facts.emplace_back("loss", fmt::format("{} values; --nll FILE writes them", n));
+    print_as_json(plan.value(), results, seconds);
   } else {
-    facts.emplace_back("loss", fmt::format("{:.9g}", losses[0]));
+    print_as_text(plan.value(), results, seconds, options.reps);
   }
-  facts.insert(facts.end(),
-               {{"tokens that count", fmt::format("{} of {}", valid, n)},
-                {"mode", fmt::format("{} on {}, {} threads", name(plan->mode), plan->target, plan->threads)},
-                {"time", fmt::format("{} ({})", human_seconds(seconds),
-                                     options.reps == 1 ? "one run" : fmt::format("best of {}", options.reps))},
-                {"extra memory", fmt::format("{} beyond inputs and gradients", human_bytes(plan->workspace_bytes))}});
-  print_facts(facts);
   return kOk;
 }
+
+constexpr const char* kFooter =
+    "E, C and the bias are float32, bfloat16 (as numpy saves ml_dtypes.bfloat16) or float16, each gradient like its\n"
+    "input; weights are any numbers. Gradients are computed, and timed, whether they are written or not; --frozen and\n"
+    "--no-gradient leave them out.\n\n"
+    "The loss of a row with label y, logits z, class weights w and token weight t is\n"
+    "  t * ((1-s) * w_y * nll + s/V * sum_v w_v * (lse - z_v) + z_loss * lse^2),   nll = lse - z_y.\n\n"
+    "Examples:\n"
+    "  cutloss loss --e e.npy --c c.npy --labels y.npy --d-e d_e.npy --d-c d_c.npy\n"
+    "  cutloss loss --e e.npy --c kernel.npy --head-layout dv --labels y.npy --frozen --budget 64MiB --json\n"
+    "  cutloss loss --e e.npy --c c.npy --labels y.npy --label-smoothing 0.1 --z-loss 1e-4 --metrics entropy,correct\n"
+    "  cutloss loss --e e.npy --c c.npy --labels tokens.npy --shift 1 --sequence 512     # next-token prediction\n"
+    "  cutloss loss --e e.npy --c c.npy --labels y.npy --filter unbiased --tolerance 1e-3 --seed 7 --json";
 
 }  // namespace
 
 void add_loss(CLI::App& app, int& code) {
   CLI::App* const command = app.add_subcommand("loss", "Compute the loss and gradients of arrays in .npy files");
-  command->footer(
-      "E and C are float32 or bfloat16 (as numpy saves ml_dtypes.bfloat16), labels any integers. Gradients are\n"
-      "computed, and timed, whether they are written or not; --frozen, --no-gradient leave them out.\n\n"
-      "Examples:\n"
-      "  cutloss loss --e e.npy --c c.npy --labels y.npy --d-e d_e.npy --d-c d_c.npy\n"
-      "  cutloss loss --e e.npy --c kernel.npy --head-layout dv --labels y.npy --frozen --budget 64MiB --json");
+  command->footer(kFooter);
   static LossOptions options;
-  command->add_option("--e", options.e, "Hidden states [N, D]")->required()->type_name("FILE");
-  command->add_option("--c", options.c, "Head's table, [V, D] or [D, V]")->required()->type_name("FILE");
-  command->add_option("--labels", options.labels, "Labels [N]")->required()->type_name("FILE");
+  for (const LossFiles::Named& file : LossFiles::read()) {
+    CLI::Option* const option =
+        command->add_option(file.option, options.files.*file.path, file.help)->type_name("FILE");
+    option->group("Arrays to read");
+    if (file.path == &LossFiles::e || file.path == &LossFiles::c) option->required();
+  }
+  command->add_option("--cotangent", options.files.cotangent, "Upstream gradient of the loss: a number, or [N]")
+      ->type_name("NUMBER|FILE")
+      ->group("Arrays to read");
+
+  command->option_defaults()->group("Objective");
   options.problem.add_objective(*command);
+  options.problem.add_terms(*command);
+  command->add_option("--denominator", options.denominator, "Of a mean (default: the sum of the weights)");
+  command->add_option("--shift", options.shift, "Row i goes with label i + shift")->capture_default_str();
+  command->add_option("--sequence", options.sequence, "... of its sequence of this many rows; 0: all are one")
+      ->capture_default_str();
   command->add_flag("--no-gradient", options.no_gradient, "Loss only");
   command->add_flag("--nan-labels", options.nan_labels, "A label outside [0, V) gives NaN, not an error");
+  command->add_option("--metrics", options.metrics, "entropy, argmax, correct, rank, mean_logits, top_k=K")
+      ->delimiter(',')
+      ->type_name("NAME,...");
+
+  command->option_defaults()->group("Filter: gradients that leave out what hardly counts");
+  options.problem.add_filter(*command);
+  command->add_option("--seed", options.seed, "Of unbiased's random numbers")->capture_default_str();
+  command->add_option("--vocab-order", options.files.vocab_order, "Permutation [V], or 'learned' by mean logit")
+      ->type_name("FILE|learned");
+
+  command->option_defaults()->group("How it is done");
   options.problem.add_limits(*command);
-  command->add_option("--d-e", options.d_e, "Write the gradient of E here")->type_name("FILE");
-  command->add_option("--d-c", options.d_c, "Write the gradient of C here")->type_name("FILE");
-  command->add_option("--nll", options.nll, "Write each token's loss here")->type_name("FILE");
-  command->add_option("--lse", options.lse, "Write each token's log-sum-exp here")->type_name("FILE");
+  command->add_flag("--compensated", options.compensated, "Keep the rounding errors of dC's sum over chunks");
   command->add_option("--reps", options.reps, "Runs; the best time is shown")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+
+  command->option_defaults()->group("Results");
+  for (const LossFiles::Named& file : LossFiles::written()) {
+    command->add_option(file.option, options.files.*file.path, file.help)->type_name("FILE");
+  }
   command->add_flag("--json", options.json, "Print JSON");
   command->callback([&code] { code = loss(options); });
 }

@@ -2,8 +2,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
+#include <iostream>
 #include <new>
 #include <string>
 
@@ -38,6 +41,7 @@ int run(int argc, char** argv) {
   add_check(app, code);
   add_bench(app, code);
   add_loss(app, code);
+  refuse_numbers_beyond_64_bits(app);
 
   std::vector<std::string> names;
   for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
@@ -59,11 +63,19 @@ int run(int argc, char** argv) {
   return code;
 }
 
+// A result that nobody could read is no success: what was printed may still be in a buffer, and the disk full.
+int finish(int code) {
+  std::cout.flush();
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good()) return code;
+  std::fprintf(stderr, "cutloss: error: cannot write to standard output: %s\n", std::strerror(errno));
+  return code == cutloss::cli::kOk ? cutloss::cli::kBadUsage : code;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
-    return run(argc, argv);
+    return finish(run(argc, argv));
   } catch (const std::bad_alloc&) {
     std::fputs("cutloss: error: out of memory\n", stderr);
     return cutloss::cli::kNoMemory;

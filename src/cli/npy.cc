@@ -13,6 +13,9 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <type_traits>
+
+#include "src/cpu/element.h"
 
 namespace cutloss::cli {
 namespace {
@@ -24,6 +27,7 @@ std::size_t size_of(NpyType type) {
     case NpyType::i8:
     case NpyType::u8: return 1;
     case NpyType::bf16:
+    case NpyType::f16:
     case NpyType::i16:
     case NpyType::u16: return 2;
     case NpyType::f32:
@@ -34,6 +38,8 @@ std::size_t size_of(NpyType type) {
   }
   return 0;
 }
+
+bool is_float(NpyType type) { return type == NpyType::f32 || type == NpyType::bf16 || type == NpyType::f16; }
 
 // Bytes of the data, or nothing when they overflow.
 std::optional<std::size_t> data_bytes(const NpyHeader& header) {
@@ -83,7 +89,10 @@ Result<NpyArray> read_npy(const std::string& path) {
   if (info.st_size == 0) return fail("file is empty");
   const std::size_t bytes = static_cast<std::size_t>(info.st_size);
   void* const memory = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file, 0);
-  if (memory == MAP_FAILED) return fail(std::strerror(errno));
+  if (memory == MAP_FAILED) {
+    const StatusCode code = errno == ENOMEM ? StatusCode::out_of_memory : StatusCode::invalid_argument;
+    return Status(code, fmt::format("{}: cannot map {} bytes: {}", path, bytes, std::strerror(errno)));
+  }
 
   NpyArray array;
   array.mapping = std::shared_ptr<const void>(memory, [bytes](const void* p) { munmap(const_cast<void*>(p), bytes); });
@@ -107,11 +116,10 @@ Result<NpyArray> read_npy(const std::string& path) {
   return array;
 }
 
-Status write_npy(const std::string& path, DType dtype, const std::vector<std::int64_t>& shape, const void* data) {
-  const std::string_view descr = dtype == DType::f32    ? "<f4"
-                                 : dtype == DType::bf16 ? "<V2"
-                                 : dtype == DType::i32  ? "<i4"
-                                                        : "<i8";
+namespace {
+
+Status write_array(const std::string& path, std::string_view descr, std::size_t item,
+                   const std::vector<std::int64_t>& shape, const void* data) {
   std::string extents;
   std::size_t count = 1;
   for (const std::int64_t extent : shape) {
@@ -129,7 +137,7 @@ Status write_npy(const std::string& path, DType dtype, const std::vector<std::in
   std::FILE* const file = std::fopen(path.c_str(), "wb");
   if (file == nullptr) return bad(fmt::format("cannot write {}: {}", path, std::strerror(errno)));
   prefix += header;
-  const std::size_t bytes = count * cutloss::size_of(dtype);
+  const std::size_t bytes = count * item;
   bool written = std::fwrite(prefix.data(), 1, prefix.size(), file) == prefix.size() &&
                  (bytes == 0 || std::fwrite(data, 1, bytes, file) == bytes) && std::fflush(file) == 0;
   const int error = errno;
@@ -143,37 +151,84 @@ Status write_npy(const std::string& path, DType dtype, const std::vector<std::in
   return {};
 }
 
-Result<std::vector<std::int64_t>> to_labels(const NpyArray& array) {
-  const std::size_t count = static_cast<std::size_t>(array.size());
-  std::vector<std::int64_t> labels(count);
-  const auto convert = [&]<typename T>(const T* from) {
-    const std::int64_t stride = array.strides.empty() ? 1 : array.strides[0];
-    for (std::size_t i = 0; i < count; ++i) {
-      labels[i] = static_cast<std::int64_t>(from[static_cast<std::int64_t>(i) * stride]);
+// Calls visit(element) for each element in row-major order.
+template <typename T, typename Visit>
+void for_each(const NpyArray& array, const Visit& visit) {
+  const auto* const data = static_cast<const T*>(array.data);
+  std::vector<std::int64_t> index(array.shape.size(), 0);
+  std::int64_t at = 0;
+  for (std::int64_t left = array.size(); left > 0; --left) {
+    visit(data[at]);
+    for (std::size_t axis = index.size(); axis-- > 0;) {
+      at += array.strides[axis];
+      if (++index[axis] < array.shape[axis]) break;
+      at -= array.strides[axis] * array.shape[axis];
+      index[axis] = 0;
     }
-  };
-  switch (array.type) {
-    case NpyType::i8: convert(static_cast<const std::int8_t*>(array.data)); break;
-    case NpyType::i16: convert(static_cast<const std::int16_t*>(array.data)); break;
-    case NpyType::i32: convert(static_cast<const std::int32_t*>(array.data)); break;
-    case NpyType::i64: convert(static_cast<const std::int64_t*>(array.data)); break;
-    case NpyType::u8: convert(static_cast<const std::uint8_t*>(array.data)); break;
-    case NpyType::u16: convert(static_cast<const std::uint16_t*>(array.data)); break;
-    case NpyType::u32: convert(static_cast<const std::uint32_t*>(array.data)); break;
-    case NpyType::u64: {
-      const auto* const from = static_cast<const std::uint64_t*>(array.data);
-      for (std::size_t i = 0; i < count; ++i) {
-        if (from[i] > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
-          return bad(fmt::format("labels[{}] is {}, over the limit of a 64-bit signed label", i, from[i]));
-        }
-      }
-      convert(from);
-      break;
-    }
-    case NpyType::f32:
-    case NpyType::bf16: return bad("labels must be integers (int8 to int64, uint8 to uint64)");
   }
-  return labels;
+}
+
+template <typename Visit>
+void visit_elements(const NpyArray& array, const Visit& visit) {
+  switch (array.type) {
+    case NpyType::f32: return for_each<float>(array, visit);
+    case NpyType::bf16: return for_each<cpu::Bf16>(array, visit);
+    case NpyType::f16: return for_each<cpu::F16>(array, visit);
+    case NpyType::i8: return for_each<std::int8_t>(array, visit);
+    case NpyType::i16: return for_each<std::int16_t>(array, visit);
+    case NpyType::i32: return for_each<std::int32_t>(array, visit);
+    case NpyType::i64: return for_each<std::int64_t>(array, visit);
+    case NpyType::u8: return for_each<std::uint8_t>(array, visit);
+    case NpyType::u16: return for_each<std::uint16_t>(array, visit);
+    case NpyType::u32: return for_each<std::uint32_t>(array, visit);
+    case NpyType::u64: return for_each<std::uint64_t>(array, visit);
+  }
+}
+
+}  // namespace
+
+Status write_npy(const std::string& path, DType dtype, const std::vector<std::int64_t>& shape, const void* data) {
+  const std::string_view descr = dtype == DType::f32    ? "<f4"
+                                 : dtype == DType::bf16 ? "<V2"
+                                 : dtype == DType::f16  ? "<f2"
+                                 : dtype == DType::i32  ? "<i4"
+                                                        : "<i8";
+  return write_array(path, descr, cutloss::size_of(dtype), shape, data);
+}
+
+Status write_npy(const std::string& path, const std::vector<std::int64_t>& shape, const std::uint8_t* data) {
+  return write_array(path, "|b1", 1, shape, data);
+}
+
+Result<std::vector<std::int64_t>> to_ids(const NpyArray& array, const std::string& what) {
+  if (is_float(array.type)) return bad(fmt::format("{} must be integers (int8 to int64, uint8 to uint64)", what));
+  constexpr auto kMost = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+  std::vector<std::int64_t> ids;
+  ids.reserve(static_cast<std::size_t>(array.size()));
+  Status failure;
+  visit_elements(array, [&]<typename T>(T value) {
+    if constexpr (std::is_integral_v<T>) {
+      if (std::is_unsigned_v<T> && static_cast<std::uint64_t>(value) > kMost && failure.ok()) {
+        failure = bad(fmt::format("{}[{}] is {}, over the limit of a 64-bit signed id", what, ids.size(), value));
+      }
+      ids.push_back(static_cast<std::int64_t>(value));
+    }
+  });
+  if (!failure.ok()) return failure;
+  return ids;
+}
+
+std::vector<float> to_floats(const NpyArray& array) {
+  std::vector<float> values;
+  values.reserve(static_cast<std::size_t>(array.size()));
+  visit_elements(array, [&]<typename T>(T value) {
+    if constexpr (std::is_integral_v<T>) {
+      values.push_back(static_cast<float>(value));
+    } else {
+      values.push_back(cpu::ToFloat(value));
+    }
+  });
+  return values;
 }
 
 }  // namespace cutloss::cli

@@ -15,7 +15,7 @@
 
 namespace cutloss::cli {
 
-enum class NpyType { f32, bf16, i8, i16, i32, i64, u8, u16, u32, u64 };
+enum class NpyType { f32, bf16, f16, i8, i16, i32, i64, u8, u16, u32, u64 };
 
 struct NpyArray {
   NpyType type = NpyType::f32;
@@ -43,9 +43,13 @@ Result<NpyArray> read_npy(const std::string& path);
 
 // data: contiguous, row-major. bf16 is written as numpy writes ml_dtypes.bfloat16, as two raw bytes ('<V2').
 Status write_npy(const std::string& path, DType dtype, const std::vector<std::int64_t>& shape, const void* data);
+// One byte each, as booleans ('|b1').
+Status write_npy(const std::string& path, const std::vector<std::int64_t>& shape, const std::uint8_t* data);
 
-// Labels as i64, whatever integer type the file has. Fails on a u64 that i64 cannot hold.
-Result<std::vector<std::int64_t>> to_labels(const NpyArray& array);
+// The elements in row-major order: ids as i64, whatever integer type the file has, weights as f32, whatever type it
+// has. `what` names the array in errors. to_ids fails on floats and on a u64 that i64 cannot hold.
+Result<std::vector<std::int64_t>> to_ids(const NpyArray& array, const std::string& what);
+std::vector<float> to_floats(const NpyArray& array);
 
 }  // namespace cutloss::cli
 

@@ -30,6 +30,7 @@ Result<NpyType> parse_descr(std::string_view descr) {
   }
   if (order == '<' || order == '|' || order == '=' || order == '>') {
     if (kind == "f4") return NpyType::f32;
+    if (kind == "f2") return NpyType::f16;
     if (kind == "V2") return NpyType::bf16;
     if (kind == "i1") return NpyType::i8;
     if (kind == "i2") return NpyType::i16;
@@ -39,11 +40,10 @@ Result<NpyType> parse_descr(std::string_view descr) {
     if (kind == "u2") return NpyType::u16;
     if (kind == "u4") return NpyType::u32;
     if (kind == "u8") return NpyType::u64;
-    if (kind == "f2") return bad("dtype float16 is not supported; convert to float32 or bfloat16");
-    if (kind == "f8") return bad("dtype float64 is not supported; convert to float32 or bfloat16");
+    if (kind == "f8") return bad("dtype float64 is not supported; convert to float32");
     if (kind == "b1") return bad("dtype bool is not supported; labels are integers");
   }
-  return bad(fmt::format("dtype {} is not supported; float32, bfloat16 and integers are", quoted(descr)));
+  return bad(fmt::format("dtype {} is not supported; float32, bfloat16, float16 and integers are", quoted(descr)));
 }
 
 // Reads the one form of Python literal that a header is: a dict of descr, fortran_order and shape, in any order.

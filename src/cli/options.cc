@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 
 #include "src/cli/options.h"
@@ -12,10 +14,11 @@
 namespace cutloss::cli {
 namespace {
 
-constexpr std::array kFloatTypes = {DType::f32, DType::bf16};
+constexpr std::array kFloatTypes = {DType::f32, DType::bf16, DType::f16};
 constexpr std::array kLayouts = {HeadLayout::vd, HeadLayout::dv};
 constexpr std::array kReductions = {Reduction::mean, Reduction::sum, Reduction::none};
-constexpr std::array kModes = {Mode::automatic, Mode::loss, Mode::stream, Mode::chunk, Mode::recompute};
+constexpr std::array kModes = {Mode::automatic, Mode::loss, Mode::stream, Mode::chunk, Mode::recompute, Mode::sparse};
+constexpr std::array kFilters = {Filter::none, Filter::certified, Filter::unbiased, Filter::tile};
 
 template <typename Values>
 CLI::Validator names_of(const Values& values) {
@@ -54,10 +57,30 @@ CLI::Validator dtype_names() { return names_of(kFloatTypes); }
 CLI::Validator layout_names() { return names_of(kLayouts); }
 CLI::Validator reduction_names() { return names_of(kReductions); }
 CLI::Validator mode_names() { return names_of(kModes); }
+CLI::Validator filter_names() { return names_of(kFilters); }
 DType parse_dtype(std::string_view text) { return parse(kFloatTypes, text); }
 HeadLayout parse_layout(std::string_view text) { return parse(kLayouts, text); }
 Reduction parse_reduction(std::string_view text) { return parse(kReductions, text); }
 Mode parse_mode(std::string_view text) { return parse(kModes, text); }
+Filter parse_filter(std::string_view text) { return parse(kFilters, text); }
+
+void refuse_numbers_beyond_64_bits(CLI::App& app) {
+  for (CLI::Option* const option : app.get_options()) {
+    const std::string type = option->get_type_name();
+    if (!type.starts_with("INT") && !type.starts_with("UINT")) continue;
+    option->check([is_signed = type[0] == 'I'](const std::string& text) -> std::string {
+      if (!is_signed && text.starts_with('-')) return text + " is negative";
+      errno = 0;
+      if (is_signed) {
+        static_cast<void>(std::strtoll(text.c_str(), nullptr, 0));
+      } else {
+        static_cast<void>(std::strtoull(text.c_str(), nullptr, 0));
+      }
+      return errno == ERANGE ? text + " does not fit 64 bits" : "";
+    });
+  }
+  for (CLI::App* const command : app.get_subcommands({})) refuse_numbers_beyond_64_bits(*command);
+}
 
 void add_bytes_option(CLI::App& command, const std::string& option, std::optional<std::uint64_t>& value,
                       const std::string& help) {
@@ -91,6 +114,21 @@ void ProblemOptions::add_objective(CLI::App& command) {
   command.add_flag("--frozen", frozen, "Gradient of E only, as when the head is not trained");
 }
 
+void ProblemOptions::add_terms(CLI::App& command) {
+  command.add_option("--logit-scale", logit_scale, "Of the logits before bias and softcap")->capture_default_str();
+  command.add_option("--label-smoothing", label_smoothing, "Share of the loss spread over all ids")
+      ->capture_default_str();
+  command.add_option("--z-loss", z_loss, "Coefficient of lse^2")->capture_default_str();
+}
+
+void ProblemOptions::add_filter(CLI::App& command) {
+  command.add_option("--filter", filter, "certified: drops and bounds the error; unbiased: right on average; tile")
+      ->check(filter_names())
+      ->capture_default_str();
+  command.add_option("--tolerance", tolerance, "What it may cost a row; rows over it are done exactly");
+  command.add_option("--epsilon", epsilon, "In its place: the probability below which entries are filtered");
+}
+
 void ProblemOptions::add_limits(CLI::App& command) {
   command.add_option("--mode", mode, "How; see 'cutloss plan'")->check(mode_names())->capture_default_str();
   add_bytes_option(command, "--budget", budget, "Most workspace, such as 64MiB");
@@ -111,6 +149,12 @@ Problem ProblemOptions::problem() const {
   problem.reduction = parse_reduction(reduction);
   problem.ignore_index = ignore_index;
   problem.softcap = softcap;
+  problem.logit_scale = logit_scale;
+  problem.label_smoothing = label_smoothing;
+  problem.z_loss = z_loss;
+  problem.filter = parse_filter(filter);
+  problem.tolerance = tolerance;
+  problem.epsilon = epsilon;
   problem.want_d_e = parse_mode(mode) != Mode::loss;
   problem.want_d_c = problem.want_d_e && !frozen;
   return problem;

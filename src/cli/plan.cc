@@ -7,9 +7,23 @@
 namespace cutloss::cli {
 namespace {
 
-int plan(const ProblemOptions& options, bool json) {
+int most_tokens(const ProblemOptions& options, const Machine& machine, bool json) {
+  const Result<std::int64_t> tokens = max_tokens(options.problem(), options.limits(), machine);
+  if (!tokens.ok()) return report(tokens.status());
+  if (json) {
+    fmt::print("{{\"max_tokens\": {}}}\n", tokens.value());
+  } else {
+    print_facts({{"max tokens", fmt::format("{}", tokens.value())}});
+  }
+  return kOk;
+}
+
+int plan(const ProblemOptions& options, bool most, bool json) {
   const Result<Machine> machine = options.machine();
   if (!machine.ok()) return report(machine.status());
+  if (most && !options.budget)
+    return report_usage("--max-tokens needs --budget: without one any number of tokens fits");
+  if (most) return most_tokens(options, machine.value(), json);
   const Result<Plan> plan = make_plan(options.problem(), options.limits(), machine.value());
   if (!plan.ok()) return report(plan.status());
   if (json) {
@@ -27,14 +41,18 @@ void add_plan(CLI::App& app, int& code) {
   command->footer(
       "Examples:\n"
       "  cutloss plan --n 8192 --v 262144 --d 640 --dtype bf16 --frozen\n"
-      "  cutloss plan --n 8192 --v 262144 --d 640 --budget 64MiB --json");
+      "  cutloss plan --n 8192 --v 262144 --d 640 --budget 64MiB --json\n"
+      "  cutloss plan --max-tokens --budget 64MiB --v 262144 --d 640 --frozen\n"
+      "The budget is for the workspace: memory beyond inputs and gradients.");
   static ProblemOptions options;
+  static bool most = false;
   static bool json = false;
   options.add_shape(*command);
   options.add_objective(*command);
   options.add_limits(*command);
+  command->add_flag("--max-tokens", most, "Print how many tokens fit in --budget instead; --n does not matter");
   command->add_flag("--json", json, "Print JSON");
-  command->callback([&code] { code = plan(options, json); });
+  command->callback([&code] { code = plan(options, most, json); });
 }
 
 }  // namespace cutloss::cli

@@ -64,12 +64,17 @@ std::vector<std::pair<std::string, std::string>> plan_facts(const Plan& plan) {
       {"mode", std::string(name(plan.mode))},
       {"cost", fmt::format("{:g}u, {:.3g} GFLOP", plan.units, plan.flops / 1e9)},
       {"workspace", human_bytes(plan.workspace_bytes)},
+      {"lower bound", human_bytes(gradient_bytes(plan.problem)) + " of gradients, which the workspace comes on top of"},
       {"target", plan.target},
       {"threads", fmt::format("{}", plan.threads)},
       {"tiles", fmt::format("{} tokens x {} vocabulary rows", plan.token_block, plan.vocab_tile)},
   };
   if (plan.vocab_slices > 1) facts.emplace_back("vocabulary slices", fmt::format("{}", plan.vocab_slices));
   if (plan.chunk_tokens > 0) facts.emplace_back("chunk", fmt::format("{} tokens", plan.chunk_tokens));
+  if (plan.mode == Mode::sparse) {
+    facts.emplace_back("filter", fmt::format("p < {:.3g} ({})", plan.epsilon, name(plan.problem.filter)));
+    facts.emplace_back("redone rows", std::string(name(plan.exact->mode)));
+  }
   for (const Rejection& rejection : plan.rejected) {
     facts.emplace_back(fmt::format("not {}", name(rejection.mode)), rejection.reason);
   }

@@ -3,7 +3,11 @@
 #define CUTLOSS_SRC_CPU_ELEMENT_H_
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <type_traits>
+
+#include "cutloss/cutloss.hpp"
 
 namespace cutloss::cpu {
 
@@ -56,6 +60,21 @@ inline void FromFloat(float x, F16& to) {
     half = 0;
   }
   to.bits = static_cast<std::uint16_t>(sign | half);
+}
+
+// visit(data as a pointer to its element type), for the three float dtypes.
+template <typename Data, typename Visit>
+void WithElement(DType dtype, Data* data, const Visit& visit) {
+  using As = std::conditional_t<std::is_const_v<Data>, const std::byte, std::byte>;
+  const auto as = [&]<typename T>(T) {
+    using To = std::conditional_t<std::is_const_v<As>, const T, T>;
+    visit(static_cast<To*>(data));
+  };
+  switch (dtype) {
+    case DType::bf16: return as(Bf16{});
+    case DType::f16: return as(F16{});
+    default: return as(float{});
+  }
 }
 
 }  // namespace cutloss::cpu

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 
 #include "src/cpu/element.h"
 #include "src/cpu/float_env.h"
@@ -8,6 +9,62 @@
 
 namespace cutloss::cpu {
 namespace {
+
+// to (+)= from, over n floats.
+void put(const Context& context, const float* from, std::int64_t n, bool add, float* to) {
+  if (add) {
+    context.kernels.axpy(1.0f, from, n, to);
+  } else {
+    std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(float));
+  }
+}
+
+// Into row `row` of the sums that ranges share; returns it, complete if `last`.
+const float* add_to_sum(const Context& context, std::int64_t row, const float* values, bool started, bool last) {
+  const std::int64_t columns = context.workspace.geometry.slice_columns;
+  float* sum = context.workspace.d_c_sum + row * columns;
+  if (context.workspace.d_c_error == nullptr) {
+    put(context, values, columns, started, sum);
+    return sum;
+  }
+  float* error = context.workspace.d_c_error + row * columns;
+  for (std::int64_t column = 0; column < columns; ++column) {
+    // Knuth's two-sum.
+    const float before = started ? sum[column] : 0.0f;
+    const float total = before + values[column];
+    const float added = total - before;
+    error[column] = (started ? error[column] : 0.0f) + ((before - (total - added)) + (values[column] - added));
+    sum[column] = total;
+  }
+  if (last) context.kernels.axpy(1.0f, error, columns, sum);
+  return sum;
+}
+
+void write_d_c(const Context& context, std::int64_t id, const float* values, bool add) {
+  const Problem& p = context.plan.problem;
+  const HeadStrides stride = d_c_strides(p);
+  if (d_c_dtype(p) == DType::f32 && stride.d == 1) {
+    return put(context, values, p.hidden, add, static_cast<float*>(context.outputs.d_c) + id * stride.v);
+  }
+  WithElement(d_c_dtype(p), context.outputs.d_c, [&](auto* d_c) {
+    auto* to = d_c + id * stride.v;
+    for (std::int64_t column = 0; column < p.hidden; ++column) {
+      auto& cell = to[column * stride.d];
+      FromFloat(add ? ToFloat(cell) + values[column] : values[column], cell);
+    }
+  });
+}
+
+// `started`: an earlier range has written the row.
+void write_row(const Context& context, std::int64_t id, const float* values, bool started) {
+  const Problem& p = context.plan.problem;
+  if (p.want_d_c) write_d_c(context, id, values, started || p.accumulate_d_c);
+  if (!p.want_d_bias) return;
+  WithElement(*p.bias_dtype, context.outputs.d_bias, [&](auto* d_bias) {
+    const float value = values[context.workspace.geometry.slice_columns - 1];
+    FromFloat(started || p.accumulate_d_bias ? ToFloat(d_bias[id]) + value : value, d_bias[id]);
+  });
+}
 
 class HeadTask {
  public:
@@ -28,18 +85,15 @@ class HeadTask {
       const std::int64_t panels = ceil_div(std::min(plan_.head_tokens, count_ - token), g_.panel);
       float* logits = saved + token / g_.panel * g_.logits_tile;
       multiply(tile, token, panels, logits, context_.workspace.chunk_slices + token * g_.panel, plan_.chunk_tokens,
-               scratch.out, scratch.out_error, scratch.label_row);
+               scratch, scratch.out, scratch.out_error);
     }
   }
 
   // The same for several tiles, forming the logits again.
   void from_recomputed(std::int64_t tile, std::int64_t tile_end, const HeadScratch& scratch) const {
-    const Problem& p = plan_.problem;
     const Kernels& kernels = context_.kernels;
-    const HeadStrides stride = c_strides(p);
     for (std::int64_t t = tile; t < tile_end; ++t) {
-      kernels.pack_head(context_.inputs.c, p.c_dtype, stride.v, stride.d, t * g_.tile_rows, rows_of(t), p.hidden,
-                        scratch.heads + (t - tile) * g_.head_tile);
+      pack_head_tile(context_, t * g_.tile_rows, rows_of(t), scratch.heads + (t - tile) * g_.head_tile);
     }
     for (std::int64_t token = 0; token < count_; token += plan_.head_tokens) {
       const std::int64_t count = std::min(plan_.head_tokens, count_ - token);
@@ -50,66 +104,59 @@ class HeadTask {
         const std::int64_t groups = ceil_div(rows_of(t), g_.rows);
         for (std::int64_t panel = 0; panel < panels; ++panel) {
           kernels.logits(scratch.heads + (t - tile) * g_.head_tile, static_cast<std::size_t>(g_.head_stride), groups,
-                         scratch.tokens + panel * g_.panel * p.hidden, p.hidden,
+                         scratch.tokens + panel * g_.panel * g_.depth, g_.depth,
                          scratch.logits + panel * g_.logits_tile);
         }
-        multiply(t, token, panels, scratch.logits, scratch.slices, plan_.head_tokens,
-                 scratch.out + (t - tile) * out_tile(), scratch.out_error + (t - tile) * out_tile(), scratch.label_row);
+        multiply(t, token, panels, scratch.logits, scratch.slices, plan_.head_tokens, scratch,
+                 scratch.out + (t - tile) * out_tile(), scratch.out_error + (t - tile) * out_tile());
       }
     }
   }
 
-  // Rows of one tile into dC, added to what earlier ranges left there; `from` takes up its rounding errors first.
-  void store(std::int64_t tile, float* from, const float* from_error, bool last) const {
-    const Problem& p = plan_.problem;
-    float* sum = context_.workspace.d_c_sum;
-    const std::int64_t row = tile * g_.tile_rows;
+  // Rows of one tile into the outputs; `from` takes up its errors first.
+  void store(std::int64_t tile, float* from, const float* from_error, const HeadRange& range) const {
     for (std::int64_t i = 0; i < rows_of(tile); ++i) {
       float* values = from + i * g_.slice_hidden;
       const float* errors = from_error + i * g_.slice_hidden;
-      for (std::int64_t column = 0; column < p.hidden; ++column) values[column] += errors[column];
-      if (sum != nullptr) {
-        float* to = sum + (row + i) * p.hidden;
-        for (std::int64_t column = 0; column < p.hidden; ++column) {
-          to[column] = first_ == 0 ? values[column] : to[column] + values[column];
-        }
-        if (!last) continue;
-        values = to;
-      }
-      if (d_c_dtype(p) == DType::bf16) {
-        write(static_cast<Bf16*>(context_.outputs.d_c), row + i, values, false);
-      } else {
-        write(static_cast<float*>(context_.outputs.d_c), row + i, values, first_ > 0);
-      }
+      context_.kernels.axpy(1.0f, errors, g_.slice_columns, values);
+      store_head_row(context_, tile * g_.tile_rows + i, values, range.started, range.last);
     }
   }
 
  private:
   // out (+)= gradient of `panels` logits tiles x their hidden states.
   void multiply(std::int64_t tile, std::int64_t token, std::int64_t panels, float* logits, const float* slices,
-                std::int64_t token_rows, float* out, float* out_error, std::int64_t* label_row) const {
-    const Problem& p = plan_.problem;
-    const RowTable& table = context_.workspace.rows;
+                std::int64_t token_rows, const HeadScratch& scratch, float* out, float* out_error) const {
     const std::int64_t rows = rows_of(tile);
     const std::int64_t groups = ceil_div(rows, g_.rows);
+    const std::int64_t tile_row = tile * g_.tile_rows;
+    const float* class_weights = tile_class_weights(context_, tile_row, rows, scratch.class_weights);
+    bool started = token > 0;
+    // Runs of panels that no filter drops: without one, all of them at once.
+    std::int64_t run = 0;
+    const auto add = [&](std::int64_t end) {
+      if (end == run) return;
+      context_.kernels.head_gradient(logits + run * g_.logits_tile, static_cast<std::size_t>(g_.logits_tile), end - run,
+                                     slices + run * g_.panel * g_.panel, token_rows, groups, g_.slice_hidden, started,
+                                     out, out_error);
+      started = true;
+    };
+    const Problem& p = plan_.problem;
+    std::int64_t* counted = p.filter == Filter::tile && !p.want_d_e ? context_.workspace.rows.kept : nullptr;
+    if (counted != nullptr && token == 0) counted[tile] = 0;
     for (std::int64_t panel = 0; panel < panels; ++panel) {
-      const std::int64_t row = first_ + token + panel * g_.panel;
-      label_rows(context_, row, first_ + count_, tile * g_.tile_rows, label_row);
-      context_.kernels.logits_gradient(logits + panel * g_.logits_tile, rows, groups, label_row, softcap_or_zero(p),
-                                       {table.max + row, table.weight + row, table.label_grad + row});
+      const bool kept = gradient_tile(context_, first_ + token + panel * g_.panel, first_ + count_, tile_row, rows,
+                                      class_weights, scratch.label_row, logits + panel * g_.logits_tile);
+      const std::int64_t live = std::min(g_.panel, count_ - token - panel * g_.panel);
+      if (kept && counted != nullptr) counted[tile] += rows * live;
+      if (kept) continue;
+      add(panel);
+      run = panel + 1;
     }
-    context_.kernels.head_gradient(logits, static_cast<std::size_t>(g_.logits_tile), panels, slices, token_rows, groups,
-                                   g_.slice_hidden, token > 0, out, out_error);
-  }
-
-  template <typename T>
-  void write(T* d_c, std::int64_t row, const float* values, bool add) const {
-    const HeadStrides stride = d_c_strides(plan_.problem);
-    T* to = d_c + row * stride.v;
-    for (std::int64_t column = 0; column < plan_.problem.hidden; ++column) {
-      T& cell = to[column * stride.d];
-      FromFloat(add ? ToFloat(cell) + values[column] : values[column], cell);
-    }
+    add(panels);
+    if (started) return;
+    std::fill_n(out, out_tile(), 0.0f);
+    std::fill_n(out_error, out_tile(), 0.0f);
   }
 
   const Context& context_;
@@ -121,17 +168,25 @@ class HeadTask {
 
 }  // namespace
 
-void head_pass(const Context& context, std::int64_t first, std::int64_t count, bool last) {
+void store_head_row(const Context& context, std::int64_t position, const float* values, bool started, bool last) {
+  const std::int64_t id = id_at(context, position);
+  if (context.workspace.d_c_sum == nullptr) return write_row(context, id, values, started);
+  const float* sum = add_to_sum(context, position, values, started, last);
+  if (last) write_row(context, id, sum, false);
+}
+
+void head_pass(const Context& context, const HeadRange& range) {
   const Plan& plan = context.plan;
   const Workspace& workspace = context.workspace;
   const Geometry& g = workspace.geometry;
-  const HeadTask task(context, first, count);
+  const HeadTask task(context, range.first, range.count);
 
   if (plan.mode == Mode::chunk) {
     const std::int64_t step = 8 * g.panel;
-    context.executor.parallel_for(ceil_div(count, step), [&](std::int64_t index, int) {
+    context.executor.parallel_for(ceil_div(range.count, step), [&](std::int64_t index, int) {
       const std::int64_t at = index * step;
-      pack_token_slices(context, first + at, std::min(step, count - at), at, plan.chunk_tokens, workspace.chunk_slices);
+      pack_token_slices(context, range.first + at, std::min(step, range.count - at), at, plan.chunk_tokens,
+                        workspace.chunk_slices);
     });
   }
   context.executor.parallel_for(ceil_div(g.tiles, plan.head_tiles), [&](std::int64_t index, int worker) {
@@ -145,9 +200,21 @@ void head_pass(const Context& context, std::int64_t first, std::int64_t count, b
       task.from_recomputed(tile, tile_end, scratch);
     }
     for (std::int64_t t = tile; t < tile_end; ++t) {
-      task.store(t, scratch.out + (t - tile) * task.out_tile(), scratch.out_error + (t - tile) * task.out_tile(), last);
+      const std::int64_t at = (t - tile) * task.out_tile();
+      task.store(t, scratch.out + at, scratch.out_error + at, range);
     }
   });
+}
+
+void run_exact(const Context& context, std::int64_t rows, bool started) {
+  const Plan& plan = context.plan;
+  const std::int64_t step = plan.mode == Mode::chunk ? plan.chunk_tokens : rows;
+  for (std::int64_t first = 0; first < rows; first += step) {
+    const std::int64_t count = std::min(step, rows - first);
+    loss_pass(context, first, count);
+    if (plan.problem.filter == Filter::tile && plan.problem.want_d_e) filtered_pass(context, rows);
+    if (wants_head(plan.problem)) head_pass(context, {first, count, started || first > 0, first + count == rows});
+  }
 }
 
 }  // namespace cutloss::cpu

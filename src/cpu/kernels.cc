@@ -8,9 +8,11 @@
 #include "hwy/foreach_target.h"  // re-includes this file once per target
 #include "hwy/highway.h"
 #include "src/cpu/simd/math-inl.h"
+#include "src/cpu/simd/metrics-inl.h"
 #include "src/cpu/simd/pack-inl.h"
 #include "src/cpu/simd/products-inl.h"
 #include "src/cpu/simd/softmax-inl.h"
+#include "src/cpu/simd/sparse-inl.h"
 
 #ifndef CUTLOSS_KERNEL_LINES
 #define CUTLOSS_KERNEL_LINES
@@ -45,31 +47,26 @@ namespace cutloss::cpu {
 namespace HWY_NAMESPACE {
 
 template <int R>
-void SoftmaxOf(float* logits, std::int64_t rows, std::int64_t groups, const std::int64_t* label_row, float softcap,
-               PanelState state, float* weights, float* slopes, float* rescale) {
-  Softmax(logits, rows, groups * R, label_row, softcap, state, weights, slopes, rescale);
+void SoftmaxOf(const float* z, std::int64_t rows, std::int64_t groups, const float* slopes, PanelState state,
+               float* weights, float* rescale) {
+  Softmax(z, rows, groups * R, slopes, state, weights, rescale);
+}
+
+template <int R>
+void SmoothOf(const float* z, const float* slopes, std::int64_t rows, std::int64_t groups, const float* class_weights,
+              float* weights, float* sum, float* sum_error) {
+  Smooth(z, slopes, rows, groups * R, class_weights, weights, sum, sum_error);
 }
 
 template <int R>
 void LogitsGradientOf(float* logits, std::int64_t rows, std::int64_t groups, const std::int64_t* label_row,
-                      float softcap, PanelGradient gradient) {
-  LogitsGradient(logits, rows, groups * R, label_row, softcap, gradient);
+                      float softcap, PanelGradient gradient, const float* class_weights) {
+  LogitsGradient(logits, rows, groups * R, label_row, softcap, gradient, class_weights);
 }
 
 inline void ExpForTest(const float* x, std::size_t n, float* y) {
   const F32 d;
   for (std::size_t i = 0; i < n; i += kLanes) hn::StoreU(ExpNonPositive(d, hn::LoadU(d, x + i)), d, y + i);
-}
-
-inline void SoftcapForTest(const float* x, std::size_t n, float softcap, float* y, float* slope) {
-  const F32 d;
-  const Vec cap = hn::Set(d, softcap);
-  const Vec inverse_cap = hn::Set(d, 1.0f / softcap);
-  for (std::size_t i = 0; i < n; i += kLanes) {
-    Vec s;
-    hn::StoreU(Softcap(d, hn::LoadU(d, x + i), cap, inverse_cap, s), d, y + i);
-    hn::StoreU(s, d, slope + i);
-  }
 }
 
 template <int R>
@@ -80,13 +77,22 @@ constexpr Kernels MakeKernels(const char* name) {
                  R,
                  &PackHead<R>,
                  &Logits<R>,
+                 &SoftcapTile,
                  &SoftmaxOf<R>,
+                 &SmoothOf<R>,
+                 &WeightedSum,
+                 &FindPeak,
+                 &Select,
+                 &Axpy,
+                 &ScaleRow,
+                 &SquaredDistance,
+                 &WidenRow,
                  &HiddenGradient<R>,
                  &LogitsGradientOf<R>,
+                 &LargestMagnitude,
                  &HeadGradient<R>,
                  &MultiplyAddChains<R>,
-                 &ExpForTest,
-                 &SoftcapForTest};
+                 &ExpForTest};
 }
 
 const Kernels* Table() {

@@ -43,7 +43,6 @@ struct Tile {
     slices = buffer(slice_hidden * k.panel);
     out = buffer(rows * slice_hidden);
     out_error = buffer(rows * slice_hidden);
-    label_row.assign(static_cast<std::size_t>(k.panel), -1);
   }
   float* lane(int i) { return lanes.get() + i * kernels.panel; }
   double product_flops() const { return 2.0 * static_cast<double>(rows * hidden * kernels.panel); }
@@ -52,7 +51,6 @@ struct Tile {
   std::int64_t hidden, padded_hidden, groups, rows, slice_hidden;
   std::size_t stride;
   Buffer head, table, tokens, logits, weights, slopes, lanes, accumulator, slices, out, out_error;
-  std::vector<std::int64_t> label_row;
 };
 
 template <typename Call>
@@ -86,18 +84,15 @@ void register_all() {
       t.kernels.head_gradient(t.logits.get(), 0, 1, t.slices.get(), t.kernels.panel, t.groups, t.slice_hidden, true,
                               t.out.get(), t.out_error.get());
     });
+    add("softcap", false,
+        [](Tile& t) { t.kernels.softcap(t.logits.get(), t.rows, 30.0f, t.weights.get(), t.slopes.get()); });
     add("softmax", false, [](Tile& t) {
-      t.kernels.softmax(t.logits.get(), t.rows, t.groups, t.label_row.data(), 0.0f,
-                        {t.lane(0), t.lane(1), t.lane(2), t.lane(3), t.lane(4)}, t.weights.get(), t.slopes.get(),
-                        t.lane(5));
-    });
-    add("softmax_softcap", false, [](Tile& t) {
-      t.kernels.softmax(t.logits.get(), t.rows, t.groups, t.label_row.data(), 30.0f,
-                        {t.lane(0), t.lane(1), t.lane(2), t.lane(3), t.lane(4)}, t.weights.get(), t.slopes.get(),
+      t.kernels.softmax(t.logits.get(), t.rows, t.groups, nullptr, {t.lane(0), t.lane(1), t.lane(2)}, t.weights.get(),
                         t.lane(5));
     });
     add("pack_head", false, [](Tile& t) {
-      t.kernels.pack_head(t.table.get(), DType::f32, t.hidden, 1, 0, t.rows, t.hidden, t.head.get());
+      t.kernels.pack_head(t.table.get(), DType::f32, t.hidden, 1, nullptr, 0, t.rows, t.hidden, t.padded_hidden,
+                          t.head.get());
     });
     benchmark::RegisterBenchmark((std::string(k->name) + "/peak").c_str(), [k](benchmark::State& state) {
       for (auto _ : state) state.counters["FLOP/s"] = measure_peak_gflops(k->name, 1) * 1e9;

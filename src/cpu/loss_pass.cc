@@ -5,6 +5,7 @@
 #include "src/cpu/element.h"
 #include "src/cpu/float_env.h"
 #include "src/cpu/passes.h"
+#include "src/cpu/sparse.h"
 #include "src/plan/arith.h"
 #include "src/problem/resolve.h"
 
@@ -17,41 +18,8 @@ struct Block {
   std::int64_t panels;
 };
 
-PanelState panel_state(const LossState& state, std::int64_t token_block, std::int64_t lane) {
-  return {state.lanes + lane, state.lanes + token_block + lane, state.lanes + 2 * token_block + lane,
-          state.lanes + 3 * token_block + lane, state.lanes + 4 * token_block + lane};
-}
-
-// What one row's running softmax (over everything but the label) and its label come to.
-//
-// Neither lse - z_label nor p_label - 1 is formed by subtraction: where the row is confident (1 - p_label near 1e-7)
-// either would keep no correct digit in f32. With s = sum exp(z - max):
-//   nll = log1p(s exp(max - z_label)),   p_label - 1 = -s / (s + exp(z_label - max))
-struct RowSoftmax {
-  double nll;
-  double lse;
-  double weight;         // 1 / sum over all entries of exp(z - max)
-  double label_minus_1;  // p_label - 1
-};
-
-RowSoftmax combine(double max, double sum, double label_logit) {
-  RowSoftmax row;
-  if (label_logit >= max) {
-    const double odds = sum * std::exp(max - label_logit);
-    row.nll = std::log1p(odds);
-    row.lse = label_logit + row.nll;
-    row.weight = std::exp(max - label_logit) / (1 + odds);
-    row.label_minus_1 = -odds / (1 + odds);
-    // An infinite logit must not look like certainty.
-    if (std::isinf(label_logit)) row = {NAN, NAN, NAN, NAN};
-  } else {
-    const double all = sum + std::exp(label_logit - max);
-    row.nll = (max - label_logit) + std::log(all);
-    row.lse = max + std::log(all);
-    row.weight = 1 / all;
-    row.label_minus_1 = -sum / all;
-  }
-  return row;
+PanelState panel_state(const LossState& state, std::int64_t lane) {
+  return {state.max + lane, state.sum + lane, state.sum_error + lane};
 }
 
 class LossTask {
@@ -59,144 +27,320 @@ class LossTask {
   LossTask(const Context& context, std::int64_t range_first)
       : context_(context), plan_(context.plan), g_(context.workspace.geometry), range_first_(range_first) {}
 
-  // One block against tiles [tile, tile_end) of the vocabulary.
-  void stream(const Block& block, std::int64_t tile, std::int64_t tile_end, const LossScratch& scratch,
-              const LossState& state) const {
-    const Problem& p = plan_.problem;
-    const Kernels& kernels = context_.kernels;
-    const HeadStrides stride = c_strides(p);
+  // One block against tiles [tile, tile_end) of the vocabulary, which are slice `slice` of it.
+  void stream(const Block& block, std::int64_t slice, std::int64_t tile, std::int64_t tile_end,
+              const LossScratch& scratch, const LossState& state) const {
     pack_token_panels(context_, block.first, block.count, block.panels, scratch.tokens);
     reset(block, state);
-    for (; tile < tile_end; ++tile) {
-      const std::int64_t tile_row = tile * g_.tile_rows;
-      const std::int64_t rows = std::min(g_.tile_rows, p.vocab - tile_row);
-      const std::int64_t groups = ceil_div(rows, g_.rows);
-      kernels.pack_head(context_.inputs.c, p.c_dtype, stride.v, stride.d, tile_row, rows, p.hidden, scratch.head);
+    if (state.metrics.label_logit != nullptr) {
       for (std::int64_t panel = 0; panel < block.panels; ++panel) {
         const std::int64_t lane = panel * g_.panel;
-        float* logits = scratch.logits;
-        if (plan_.mode == Mode::chunk) {
-          const std::int64_t chunk_panel = (block.first - range_first_) / g_.panel + panel;
-          logits =
-              context_.workspace.saved_logits + (tile * (plan_.chunk_tokens / g_.panel) + chunk_panel) * g_.logits_tile;
-        }
-        kernels.logits(scratch.head, static_cast<std::size_t>(g_.head_stride), groups, scratch.tokens + lane * p.hidden,
-                       p.hidden, logits);
-        label_rows(context_, block.first + lane, block.first + block.count, tile_row, scratch.label_row);
-        kernels.softmax(logits, rows, groups, scratch.label_row, softcap_or_zero(p),
-                        panel_state(state, plan_.token_block, lane), scratch.weights, scratch.slopes, scratch.rescale);
-        if (p.want_d_e) {
-          kernels.hidden_gradient(scratch.head, static_cast<std::size_t>(g_.head_stride), groups, scratch.weights,
-                                  g_.padded_hidden, scratch.rescale, state.accumulator + lane * g_.padded_hidden);
-        }
+        label_logits(context_, block.first + lane, block.first + block.count, scratch.tokens + lane * g_.depth, scratch,
+                     state.metrics.label_logit + lane);
+      }
+    }
+    const std::int64_t first_tile = tile;
+    for (; tile < tile_end; ++tile) {
+      const Tile at{tile,
+                    tile * g_.tile_rows,
+                    std::min(g_.tile_rows, plan_.problem.vocab - tile * g_.tile_rows),
+                    first_tile,
+                    tile_end,
+                    slice};
+      pack_head_tile(context_, at.row, at.rows, scratch.head);
+      if (plan_.mode == Mode::sparse) widen_tile(context_, at.row, at.rows, scratch);
+      const float* class_weights = tile_class_weights(context_, at.row, at.rows, scratch.class_weights);
+      for (std::int64_t panel = 0; panel < block.panels; ++panel) {
+        meet(block, panel * g_.panel, at, class_weights, scratch, state);
       }
     }
   }
 
   // The block's rows from the states of its vocabulary slices, slot, slot + 1, ...: always joined in this order.
   void finish(const Block& block, std::int64_t slot, std::int64_t slices) const {
-    const Problem& p = plan_.problem;
     const RowTable& table = context_.workspace.rows;
-    for (std::int64_t i = 0; i < block.count; ++i) {
-      double max = std::numeric_limits<float>::lowest();
-      double label_logit = -std::numeric_limits<double>::infinity();
-      double label_slope = 1;
-      for (std::int64_t s = 0; s < slices; ++s) {
-        const PanelState lane = panel_state(context_.workspace.loss_state(slot + s), plan_.token_block, i);
-        max = std::max<double>(max, *lane.max);
-        if (label_owned(block.first + i, s, slices)) {
-          label_logit = *lane.label_logit;
-          label_slope = *lane.label_slope;
-        }
-      }
-      double sum = 0;
-      for (std::int64_t s = 0; s < slices; ++s) {
-        const PanelState lane = panel_state(context_.workspace.loss_state(slot + s), plan_.token_block, i);
-        sum += (static_cast<double>(*lane.sum) + *lane.sum_error) * std::exp(*lane.max - max);
-      }
-      RowSoftmax softmax = combine(max, sum, label_logit);
-      if (table.label[block.first + i] == kBadLabel) softmax = {NAN, softmax.lse, NAN, NAN};
-      write_row(block, i, max, softmax, label_slope, slot, slices);
-    }
-    if (p.want_d_c) {
-      for (std::int64_t i = block.first + block.count; i % g_.panel != 0; ++i) {
-        table.max[i] = table.weight[i] = table.label_grad[i] = 0.0f;
-      }
+    for (std::int64_t i = 0; i < block.count; ++i) finish_row(block.first + i, i, slot, slices);
+    if (table.max == nullptr) return;
+    for (std::int64_t i = block.first + block.count; i % g_.panel != 0; ++i) {
+      table.max[i] = table.weight[i] = table.label_grad[i] = 0.0f;
+      if (table.smooth != nullptr) table.smooth[i] = 0.0f;
+      if (table.target != nullptr) table.target[i] = 0.0f;
     }
   }
 
  private:
+  struct Tile {
+    std::int64_t index;
+    std::int64_t row;
+    std::int64_t rows;
+    std::int64_t first_of_slice;
+    std::int64_t end_of_slice;
+    std::int64_t slice;
+  };
+
+  // Lane `i` of the block once all slices have seen the vocabulary.
+  struct Row {
+    std::int64_t table_row;
+    std::int64_t lane;
+    std::int64_t slot;
+    std::int64_t slices;
+    double max;
+    double label_slope;
+    RowFactors factors;
+    double weight;  // factors.softmax / sum of exp(z - max)
+  };
+
   void reset(const Block& block, const LossState& state) const {
     const std::int64_t lanes = block.panels * g_.panel;
-    std::fill_n(state.lanes, 5 * plan_.token_block, 0.0f);
-    std::fill_n(state.lanes, plan_.token_block, std::numeric_limits<float>::lowest());
-    if (plan_.problem.want_d_e) std::fill_n(state.accumulator, lanes * g_.padded_hidden, 0.0f);
+    std::fill_n(state.max, lanes, std::numeric_limits<float>::lowest());
+    for (float* zero :
+         {state.sum, state.sum_error, state.label_logit, state.label_slope, state.smooth_sum, state.smooth_error}) {
+      if (zero != nullptr) std::fill_n(zero, lanes, 0.0f);
+    }
+    for (float* zero : {state.accumulator, state.smooth_accumulator}) {
+      if (zero != nullptr) std::fill_n(zero, lanes * accumulator_row(), 0.0f);
+    }
+    if (plan_.mode == Mode::sparse) reset_filter(context_, block.first, block.count, state);
+    reset_metrics(context_, state.metrics, lanes);
+  }
+
+  // Floats of the accumulator for one token.
+  std::int64_t accumulator_row() const { return plan_.mode == Mode::sparse ? g_.row_stride : g_.padded_depth; }
+
+  float* saved_logits(const Block& block, std::int64_t lane, const Tile& tile) const {
+    const std::int64_t chunk_panel = (block.first - range_first_ + lane) / g_.panel;
+    return context_.workspace.saved_logits +
+           (tile.index * (plan_.chunk_tokens / g_.panel) + chunk_panel) * g_.logits_tile;
+  }
+
+  // One tile against the panel of the block that begins at `lane`.
+  void meet(const Block& block, std::int64_t lane, const Tile& tile, const float* class_weights,
+            const LossScratch& scratch, const LossState& state) const {
+    const Problem& p = plan_.problem;
+    const Kernels& kernels = context_.kernels;
+    const std::int64_t groups = ceil_div(tile.rows, g_.rows);
+    const auto stride = static_cast<std::size_t>(g_.head_stride);
+    const bool sparse = plan_.mode == Mode::sparse;
+    if (sparse && state.filter.flat[lane / g_.panel] != 0) return;  // the exact mode has these rows
+    float* z = plan_.mode == Mode::chunk ? saved_logits(block, lane, tile) : scratch.logits;
+    kernels.logits(scratch.head, stride, groups, scratch.tokens + lane * g_.depth, g_.depth, z);
+    if (p.softcap) {
+      kernels.softcap(z, tile.rows, *p.softcap, scratch.z, scratch.slopes);
+      z = scratch.z;
+    }
+    read_targets(block, lane, tile, z, scratch);
+    lift_labels(block, lane, tile, z, scratch, state);
+    kernels.softmax(z, tile.rows, groups, sparse ? nullptr : scratch.slopes, panel_state(state, lane), scratch.weights,
+                    scratch.rescale);
+    const std::int64_t live = std::min(g_.panel, block.count - lane);
+    observe_tile(context_, state.metrics, lane, live, z, tile.rows, tile.row, state.max + lane, scratch);
+    if (sparse) {
+      filter_tile(context_,
+                  {tile.index, tile.row, tile.rows, tile.index + 1 == tile.end_of_slice, tile.first_of_slice,
+                   tile.slice, block.first + lane, lane, live, range_first_},
+                  scratch, state);
+    } else if (streams_d_e(p)) {
+      kernels.hidden_gradient(scratch.head, stride, groups, scratch.weights, g_.padded_depth, scratch.rescale,
+                              state.accumulator + lane * g_.padded_depth);
+    }
+    if (state.smooth_sum == nullptr) return;
+    kernels.smooth(z, scratch.slopes, tile.rows, groups, class_weights, scratch.weights, state.smooth_sum + lane,
+                   state.smooth_error + lane);
+    if (streams_d_e(p)) {
+      std::fill_n(scratch.rescale, g_.panel, 1.0f);
+      kernels.hidden_gradient(scratch.head, stride, groups, scratch.weights, g_.padded_depth, scratch.rescale,
+                              state.smooth_accumulator + lane * g_.padded_depth);
+    }
+  }
+
+  void read_targets(const Block& block, std::int64_t lane, const Tile& tile, const float* z,
+                    const LossScratch& scratch) const {
+    if (plan_.problem.soft_targets == 0) return;
+    for (PanelTarget& target : targets_in(context_, block.first + lane, tile.row, tile.row + tile.rows)) {
+      const std::int64_t at = (target.position - tile.row) * g_.panel + target.lane;
+      target.logit = z[at];
+      if (scratch.slopes != nullptr) target.slope = scratch.slopes[at];
+    }
+  }
+
+  // The label's logit leaves the tile: the softmax runs over the others.
+  void lift_labels(const Block& block, std::int64_t lane, const Tile& tile, float* z, const LossScratch& scratch,
+                   const LossState& state) const {
+    label_rows(context_, block.first + lane, block.first + block.count, tile.row, scratch.label_row);
+    for (std::int64_t i = 0; i < g_.panel; ++i) {
+      const std::int64_t row = scratch.label_row[i];
+      if (row < 0 || row >= tile.rows) continue;
+      const std::int64_t at = row * g_.panel + i;
+      state.label_logit[lane + i] = z[at];
+      state.label_slope[lane + i] = scratch.slopes == nullptr ? 1.0f : scratch.slopes[at];
+      z[at] = -std::numeric_limits<float>::infinity();
+    }
   }
 
   bool label_owned(std::int64_t table_row, std::int64_t slice, std::int64_t slices) const {
-    const std::int64_t label = context_.workspace.rows.label[table_row];
-    if (label == kBadLabel) return false;
-    const std::int64_t tile = label / g_.tile_rows;
+    const std::int64_t position = context_.workspace.rows.position[table_row];
+    if (position == kBadLabel) return false;
+    const std::int64_t tile = position / g_.tile_rows;
     return tile >= slice * g_.tiles / slices && tile < (slice + 1) * g_.tiles / slices;
   }
 
-  void write_row(const Block& block, std::int64_t i, double max, const RowSoftmax& softmax, double label_slope,
-                 std::int64_t slot, std::int64_t slices) const {
+  void finish_row(std::int64_t table_row, std::int64_t lane, std::int64_t slot, std::int64_t slices) const {
+    const auto slice = [&](std::int64_t s) { return context_.workspace.loss_state(slot + s); };
+    double max = std::numeric_limits<float>::lowest();
+    double label_logit = -std::numeric_limits<double>::infinity();
+    Row row{table_row, lane, slot, slices, 0, 1, {}, 0};
+    bool has_label = false;
+    for (std::int64_t s = 0; s < slices; ++s) {
+      const LossState state = slice(s);
+      max = std::max<double>(max, state.max[lane]);
+      if (!label_owned(table_row, s, slices)) continue;
+      has_label = true;
+      label_logit = state.label_logit[lane];
+      row.label_slope = state.label_slope[lane];
+    }
+    double sum = 0;
+    double capped_sum = 0;  // of class weight x z, with softcap and smoothing
+    for (std::int64_t s = 0; s < slices; ++s) {
+      const LossState state = slice(s);
+      sum += (static_cast<double>(state.sum[lane]) + state.sum_error[lane]) * std::exp(state.max[lane] - max);
+      if (state.smooth_sum == nullptr) continue;
+      capped_sum += static_cast<double>(state.smooth_sum[lane]) + state.smooth_error[lane];
+    }
+    row.max = max;
+    RowSoftmax softmax = combine(max, sum, label_logit);
+    if (!has_label) softmax = {NAN, softmax.lse, NAN, NAN, NAN};
+    FilteredRow filtered{};
+    if (plan_.mode == Mode::sparse) {
+      filtered = join_filter(context_, lane, slot, slices, max, softmax.weight);
+      if (filtered.flat) {
+        certify(context_, table_row, filtered, 0);
+        return leave_row(table_row);
+      }
+    }
+    row.factors = row_factors(context_, table_row, softmax, target_logits(table_row, capped_sum, label_logit));
+    row.weight = row.factors.softmax * softmax.weight;
+    if (plan_.mode == Mode::sparse && !certify(context_, table_row, filtered, row.factors.softmax)) {
+      return leave_row(table_row);
+    }
+    write_metrics(context_, {table_row, lane, slot, slices, max, sum, label_logit, has_label}, softmax);
+    write_row(row, softmax);
+  }
+
+  // A row that will be redone adds nothing to dC now.
+  void leave_row(std::int64_t table_row) const {
+    const RowTable& table = context_.workspace.rows;
+    for (float* column : {table.max, table.weight, table.label_grad, table.smooth, table.target}) {
+      if (column != nullptr) column[table_row] = 0.0f;
+    }
+  }
+
+  // See row_factors().
+  double target_logits(std::int64_t table_row, double capped_sum, double label_logit) const {
+    const Problem& p = plan_.problem;
+    const RowTable& table = context_.workspace.rows;
+    double sum = 0;
+    if (p.soft_targets > 0) {
+      const std::int64_t first = table_row / g_.panel * g_.panel;
+      for (const PanelTarget& target : panel_targets(context_, first)) {
+        if (first + target.lane != table_row || target.probability == 0) continue;
+        sum += static_cast<double>(target.probability) * target.logit;
+      }
+    } else if (p.label_smoothing > 0 && p.softcap) {
+      const double weight = class_weight(context_, std::max<std::int64_t>(table.label[table_row], 0));
+      sum = capped_sum + weight * label_logit;
+    } else if (p.label_smoothing > 0) {
+      const Strides stride = e_strides(p);
+      WithElement(p.e_dtype, context_.inputs.e, [&](const auto* e) {
+        const auto* at = e + table.row[table_row] * stride.axis0;
+        for (std::int64_t column = 0; column < p.hidden; ++column) {
+          sum += context_.workspace.vector[column] * ToFloat(at[column * stride.axis1]);
+        }
+      });
+      sum = p.logit_scale * sum + context_.objective.bias_sum;
+    }
+    return sum;
+  }
+
+  void write_row(const Row& row, const RowSoftmax& softmax) const {
     const Problem& p = plan_.problem;
     const RowTable& table = context_.workspace.rows;
     const Outputs& out = context_.outputs;
-    const std::int64_t at = block.first + i;
-    const std::int64_t row = table.row[at];
-    table.nll[at] = softmax.nll;
-    if (out.nll != nullptr) out.nll[row] = static_cast<float>(softmax.nll);
-    if (out.lse != nullptr) out.lse[row] = static_cast<float>(softmax.lse);
+    const std::int64_t at = row.table_row;
+    const std::int64_t to = table.row[at];
+    table.loss[to] = row.factors.loss;
+    if (out.nll != nullptr) out.nll[to] = static_cast<float>(softmax.nll);
+    if (out.lse != nullptr) out.lse[to] = static_cast<float>(softmax.lse);
 
-    const double g = upstream(context_, row);
-    const double label_grad = g * softmax.label_minus_1 * label_slope;
-    if (p.want_d_c) {
-      table.max[at] = static_cast<float>(max);
-      table.weight[at] = static_cast<float>(g * softmax.weight);
-      table.label_grad[at] = static_cast<float>(label_grad);
+    const double label_grad = row.factors.label * row.label_slope;
+    if (table.max != nullptr) {
+      const double label_smooth = table.smooth == nullptr
+                                      ? 0
+                                      : row.factors.smooth * row.label_slope *
+                                            class_weight(context_, std::max<std::int64_t>(table.label[at], 0));
+      table.max[at] = static_cast<float>(row.max);
+      table.weight[at] = static_cast<float>(row.weight);
+      table.label_grad[at] = static_cast<float>(label_grad - label_smooth);
+      if (table.smooth != nullptr) table.smooth[at] = static_cast<float>(row.factors.smooth);
+      if (table.target != nullptr) table.target[at] = static_cast<float>(row.factors.target);
     }
-    if (!p.want_d_e) return;
-    if (d_e_dtype(p) == DType::bf16) {
-      write_d_e(static_cast<Bf16*>(out.d_e) + row * p.hidden, at, i, max, g * softmax.weight, label_grad, slot, slices);
-    } else {
-      write_d_e(static_cast<float*>(out.d_e) + row * p.hidden, at, i, max, g * softmax.weight, label_grad, slot,
-                slices);
-    }
+    if (table.scale != nullptr) table.scale[at] = static_cast<float>(std::abs(upstream(context_, to)));
+    if (!streams_d_e(p)) return;
+    WithElement(d_e_dtype(p), out.d_e, [&](auto* d_e) {
+      for (std::int64_t column = 0; column < p.hidden; column += kColumns) {
+        double values[kColumns];
+        const std::int64_t count = std::min(kColumns, p.hidden - column);
+        form_d_e(row, label_grad, column, count, values);
+        for (std::int64_t i = 0; i < count; ++i) {
+          auto& cell = d_e[to * p.hidden + column + i];
+          const double value = p.logit_scale * values[i];
+          FromFloat(static_cast<float>(p.accumulate_d_e ? ToFloat(cell) + value : value), cell);
+        }
+      }
+    });
   }
 
-  // dE = weight * sum_{v != label} exp(z_v - max) slope_v c_v + label_grad * c_label
-  template <typename T>
-  void write_d_e(T* to, std::int64_t table_row, std::int64_t i, double max, double weight, double label_grad,
-                 std::int64_t slot, std::int64_t slices) const {
+  // weight * sum_{v != label} exp(z_v - max) slope_v c_v + label_grad * c_label, less the smooth and soft parts, of
+  // columns [first, first + count).
+  void form_d_e(const Row& row, double label_grad, std::int64_t first, std::int64_t count, double* values) const {
     const Problem& p = plan_.problem;
-    const std::int64_t label = std::max<std::int64_t>(context_.workspace.rows.label[table_row], 0);
-    const HeadStrides stride = c_strides(p);
-    const auto c = [&](std::int64_t column) -> double {
-      const std::int64_t at = label * stride.v + column * stride.d;
-      if (p.c_dtype == DType::bf16) return ToFloat(static_cast<const Bf16*>(context_.inputs.c)[at]);
-      return static_cast<const float*>(context_.inputs.c)[at];
-    };
-    const std::int64_t lane = i / g_.panel * g_.panel * g_.padded_hidden + i % g_.panel;
-    if (slices == 1) {
-      const float* accumulator = context_.workspace.loss_state(slot).accumulator + lane;
-      for (std::int64_t column = 0; column < p.hidden; ++column) {
-        FromFloat(static_cast<float>(weight * accumulator[column * g_.panel] + label_grad * c(column)), to[column]);
+    const bool sparse = plan_.mode == Mode::sparse;
+    const std::int64_t step = sparse ? 1 : g_.panel;
+    const std::int64_t panel_at = row.lane / g_.panel * g_.panel * g_.padded_depth + row.lane % g_.panel;
+    const std::int64_t at = (sparse ? row.lane * g_.row_stride : panel_at) + first * step;
+    std::fill_n(values, count, 0.0);
+    for (std::int64_t s = 0; s < row.slices; ++s) {
+      const LossState state = context_.workspace.loss_state(row.slot + s);
+      const float* scale_max = sparse ? state.filter.scale_max : state.max;
+      const double factor = row.weight * std::exp(scale_max[row.lane] - row.max);
+      for (std::int64_t i = 0; i < count; ++i) values[i] += factor * state.accumulator[at + i * step];
+      if (state.smooth_accumulator == nullptr) continue;
+      for (std::int64_t i = 0; i < count; ++i) {
+        values[i] -= row.factors.smooth * state.smooth_accumulator[at + i * step];
       }
-      return;
     }
-    for (std::int64_t column = 0; column < p.hidden; ++column) {
-      double sum = 0;
-      for (std::int64_t s = 0; s < slices; ++s) {
-        const LossState state = context_.workspace.loss_state(slot + s);
-        const double factor = std::exp(*panel_state(state, plan_.token_block, i).max - max);
-        sum += factor * state.accumulator[lane + column * g_.panel];
-      }
-      FromFloat(static_cast<float>(weight * sum + label_grad * c(column)), to[column]);
+    if (p.label_smoothing > 0 && !p.softcap) {
+      for (std::int64_t i = 0; i < count; ++i) values[i] -= row.factors.smooth * context_.workspace.vector[first + i];
+    }
+    add_table_row(context_.workspace.rows.label[row.table_row], label_grad, first, count, values);
+    if (p.soft_targets == 0) return;
+    const std::int64_t panel_first = row.table_row / g_.panel * g_.panel;
+    for (const PanelTarget& target : panel_targets(context_, panel_first)) {
+      if (panel_first + target.lane != row.table_row || target.probability == 0) continue;
+      add_table_row(target.id, -row.factors.target * target.probability * target.slope, first, count, values);
     }
   }
+
+  // values += factor * the table's row `id`, columns [first, first + count). A bad label's factor is NaN.
+  void add_table_row(std::int64_t id, double factor, std::int64_t first, std::int64_t count, double* values) const {
+    const Problem& p = plan_.problem;
+    const HeadStrides stride = c_strides(p);
+    WithElement(p.c_dtype, context_.inputs.c, [&](const auto* c) {
+      const auto* at = c + std::max<std::int64_t>(id, 0) * stride.v + first * stride.d;
+      for (std::int64_t i = 0; i < count; ++i) values[i] += factor * ToFloat(at[i * stride.d]);
+    });
+  }
+
+  static constexpr std::int64_t kColumns = 64;  // of dE at a time, in float64 on the stack
 
   const Context& context_;
   const Plan& plan_;
@@ -230,7 +374,7 @@ void loss_pass(const Context& context, std::int64_t first, std::int64_t count) {
     const std::int64_t slot = slices == 1 ? worker : index;
     const std::int64_t slice = index % slices;
     const Block block = block_at(index / slices);
-    task.stream(block, slice * g.tiles / slices, (slice + 1) * g.tiles / slices, workspace.loss_scratch(worker),
+    task.stream(block, slice, slice * g.tiles / slices, (slice + 1) * g.tiles / slices, workspace.loss_scratch(worker),
                 workspace.loss_state(slot));
     if (slices == 1) task.finish(block, slot, 1);
   });

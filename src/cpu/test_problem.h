@@ -49,6 +49,7 @@ struct Case {
   Array e, c;
   std::vector<std::int64_t> labels;
   std::vector<float> cotangent;
+  std::vector<std::int64_t> order;  // vocab_order, if the problem has one
 
   // Standard normal hidden states, table scaled so that logits have standard deviation `spread`; every fifth label
   // is ignore_index if `ignored`.
@@ -76,7 +77,9 @@ struct Case {
   }
 
   Inputs inputs() {
-    return {e.data(), c.data(), labels.data(), problem.reduction == Reduction::none ? cotangent.data() : nullptr};
+    Inputs in{e.data(), c.data(), labels.data(), problem.reduction == Reduction::none ? cotangent.data() : nullptr};
+    if (problem.vocab_order) in.vocab_order = order.data();
+    return in;
   }
 };
 

@@ -4,6 +4,7 @@
 // is over budget, and takes the one with the lowest predicted time. A larger budget only adds candidates, so it never
 // makes the predicted time worse.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "src/cpu/kernels.h"
@@ -22,34 +23,45 @@ constexpr std::int64_t kMaxChunkBytes = std::int64_t{1} << 30;  // of logits, li
 constexpr std::int64_t kSlicedTokens = 1024;                    // fewer tokens than this are also divided by vocabulary
 constexpr std::int64_t kMaxSlices = 16;
 constexpr int kMaxThreads = 1024;
-constexpr std::int64_t kMaxTokenBlock = 1024;  // E panels and accumulators of a block stay in L3
-constexpr std::int64_t kMaxVocabTile = 224;    // logits and weights of a panel stay in L1
-constexpr std::int64_t kMinTileGroups = 8;     // below, loading and storing accumulators shows
-constexpr std::int64_t kHeadTokens = 512;      // gradient tiles of one step stay in L2
-constexpr std::int64_t kHeadRows = 768;        // vocabulary rows over which packing the tokens again is spread
-constexpr double kFlopsPerThread = 8e6;        // a thread takes 20 us to start, about 2 MFLOP of work
+constexpr std::uint64_t kMaxEntryBytes = std::uint64_t{108} << 20;  // mode sparse: kept entries of the rows at hand
+constexpr std::uint64_t kMinEntryBytes = std::uint64_t{16} << 10;
+constexpr std::int64_t kSparseTokenBlock = 512;  // entries add to accumulator rows: 1.3 MB of them at D = 640
+constexpr std::int64_t kMaxTokenBlock = 1024;    // E panels and accumulators of a block stay in L3
+constexpr std::int64_t kMinTileGroups = 8;       // below, loading and storing accumulators shows
+constexpr std::int64_t kHeadTokens = 512;        // gradient tiles of one step stay in L2
+constexpr std::int64_t kHeadRows = 768;          // vocabulary rows over which packing the tokens again is spread
+constexpr double kFlopsPerThread = 8e6;          // a thread takes 20 us to start, about 2 MFLOP of work
+
+// The second accumulator that smoothing needs under a softcap is one more product over the vocabulary.
+double hidden_products(const Problem& p) { return !p.want_d_e ? 0 : p.softcap && p.label_smoothing > 0 ? 2 : 1; }
 
 double units_of(const Problem& p, Mode mode) {
+  const double head = p.want_d_c ? 1 : 0;  // dbias alone is a matrix-vector product
+  const double mean = p.metrics.mean_logits && p.softcap ? 1 : 0;
   switch (mode) {
-    case Mode::loss: return 1;
-    case Mode::stream: return 2;
-    case Mode::chunk: return p.want_d_e ? 3 : 2;
-    case Mode::recompute: return p.want_d_e ? 4 : 3;
-    case Mode::sparse:
+    case Mode::loss:
+    case Mode::stream: return 1 + hidden_products(p) + mean;
+    case Mode::chunk: return 1 + hidden_products(p) + head + mean;
+    case Mode::recompute: return (wants_head(p) ? 2 : 1) + hidden_products(p) + head + mean;
+    case Mode::sparse: return 1 + mean;  // and what is kept
     case Mode::automatic: break;
   }
   return 0;
 }
 
+bool drops_entries(const Problem& p) { return p.filter == Filter::certified || p.filter == Filter::unbiased; }
+
 std::vector<Mode> legal_modes(const Problem& p) {
-  if (p.want_d_c) return {Mode::chunk, Mode::recompute};
+  if (wants_gradient(p) && drops_entries(p)) return {Mode::sparse};
+  if (wants_gradient(p) && p.filter == Filter::tile) return {Mode::recompute};
+  if (wants_head(p)) return {Mode::chunk, Mode::recompute};
   return {p.want_d_e ? Mode::stream : Mode::loss};
 }
 
 std::int64_t vocab_tile(const Problem& p, const cpu::Kernels& kernels, const Machine& machine) {
-  const std::int64_t row_bytes = round_up(p.hidden, kernels.rows) * 4;
+  const std::int64_t row_bytes = round_up(p.hidden + (p.bias_dtype ? 1 : 0), kernels.rows) * 4;
   std::int64_t rows = static_cast<std::int64_t>(machine.l2_bytes / 2) / row_bytes / kernels.rows * kernels.rows;
-  rows = std::clamp(rows, kMinTileGroups * kernels.rows, kMaxVocabTile / kernels.rows * kernels.rows);
+  rows = std::clamp(rows, kMinTileGroups * kernels.rows, kMaxTileRows / kernels.rows * kernels.rows);
   return std::min(rows, round_up(p.vocab, kernels.rows));
 }
 
@@ -66,11 +78,11 @@ double predicted_time(const Plan& plan, const Geometry& g) {
   const double rounds =
       std::max(1.0, static_cast<double>(ceil_div(static_cast<std::int64_t>(loss_tasks), plan.threads)));
   const double loss_speed = std::max(loss_tasks, 1.0) / rounds;
-  double time = ((p.want_d_e ? 2 : 1) + w / block) / loss_speed;
-  if (p.want_d_c) {
+  double time = (1 + hidden_products(p) + w / block) / loss_speed;
+  if (wants_head(p)) {
     const double head_tasks = static_cast<double>(ceil_div(g.tiles, plan.head_tiles));
     const double head_speed = std::min(head_tasks, static_cast<double>(plan.threads));
-    const double products = plan.mode == Mode::chunk ? 1 : 2;
+    const double products = (p.want_d_c ? 1 : 0) + (plan.mode == Mode::chunk ? 0 : 1);
     // chunk reads and writes dC once per chunk; recompute packs the tokens twice per task.
     const double overhead = plan.mode == Mode::chunk ? 24 / std::max(at_once, 1.0)
                                                      : 2 * w / static_cast<double>(plan.head_tiles * g.tile_rows) +
@@ -95,6 +107,14 @@ struct Shape {
   int threads;
 };
 
+// Whether dC is summed apart from the outputs: several parts of the rows add to it, and the outputs are not f32 or
+// rounding errors are kept.
+bool needs_head_sum(const Problem& p, bool in_parts) {
+  if (!in_parts) return false;
+  const bool rounds = (p.want_d_c && d_c_dtype(p) != DType::f32) || (p.want_d_bias && *p.bias_dtype != DType::f32);
+  return rounds || p.compensated;
+}
+
 Plan fill(const Problem& p, Mode mode, const cpu::Kernels& kernels, std::int64_t tile, const Shape& shape,
           bool smallest) {
   Plan plan;
@@ -110,11 +130,11 @@ Plan fill(const Problem& p, Mode mode, const cpu::Kernels& kernels, std::int64_t
   const std::int64_t blocks = std::max<std::int64_t>(1, ceil_div(at_once, shape.token_block));
   // Few tokens do not make a block for every thread: tasks are then parts of the vocabulary too. How many follows from
   // the problem and not from the threads, so that the bits of the result do not either.
-  if (!smallest) {
+  if (!smallest && p.filter != Filter::tile) {
     plan.vocab_slices = std::clamp<std::int64_t>(kSlicedTokens / std::max<std::int64_t>(1, std::min(at_once, p.tokens)),
                                                  1, std::min(kMaxSlices, std::max<std::int64_t>(1, tiles / 8)));
   }
-  if (p.want_d_c) {
+  if (wants_head(p)) {
     const std::int64_t tokens = round_up(std::max<std::int64_t>(at_once, 1), kernels.panel);
     plan.head_tokens = smallest ? kernels.panel : std::min(round_up(kHeadTokens, kernels.panel), tokens);
     plan.head_tiles = 1;
@@ -123,8 +143,10 @@ Plan fill(const Problem& p, Mode mode, const cpu::Kernels& kernels, std::int64_t
           std::clamp<std::int64_t>(tiles / (4 * shape.threads), 1, std::max<std::int64_t>(1, kHeadRows / tile));
     }
   }
+  if (p.filter == Filter::tile) plan.epsilon = *p.epsilon;
+  plan.head_sum = needs_head_sum(p, mode == Mode::chunk && shape.chunk_tokens < p.tokens);
   const std::int64_t loss_tasks = blocks * plan.vocab_slices;
-  const std::int64_t head_tasks = p.want_d_c ? ceil_div(tiles, plan.head_tiles) : 0;
+  const std::int64_t head_tasks = wants_head(p) ? ceil_div(tiles, plan.head_tiles) : 0;
   plan.threads = static_cast<int>(std::min<std::int64_t>(plan.threads, std::max(loss_tasks, head_tasks)));
   plan.units = units_of(p, mode);
   plan.flops =
@@ -173,6 +195,95 @@ Choice choose(const Problem& p, Mode mode, const cpu::Kernels& kernels, const Ma
   return choice;
 }
 
+// Sound is any epsilon: the certificate decides, and rows over the tolerance are redone. On a Gemma 3 270M head with
+// English text the worst of 1024 rows dropped 1.3e-2 of its mass at 2^-20 and 1.6e-3 at 2^-24: a power of 4/3 between
+// them. tolerance / V can drop no more than the tolerance.
+float epsilon_of(const Problem& p) {
+  if (p.epsilon) return *p.epsilon;
+  const double t = *p.tolerance;
+  if (p.filter == Filter::unbiased) return static_cast<float>(t * t);  // sqrt(epsilon delta) <= tolerance as delta <= 1
+  const double typical = 0x1p-20 * std::pow(t / 1.3e-2, 4.0 / 3.0);
+  return static_cast<float>(std::clamp(typical, t / static_cast<double>(p.vocab), 0x1p-8));
+}
+
+// Mode sparse with room for `region` bytes of entries, and the exact plan behind it; none if that fits no budget.
+std::optional<Plan> fill_sparse(const Problem& p, const cpu::Kernels& kernels, const Machine& machine,
+                                const Shape& shape, std::uint64_t region, std::uint64_t budget, bool smallest);
+
+Choice choose_sparse(const Problem& p, const cpu::Kernels& kernels, const Machine& machine, int threads,
+                     std::uint64_t budget) {
+  Choice choice;
+  const std::int64_t w = kernels.panel;
+  const std::int64_t tokens = std::max<std::int64_t>(p.tokens, 1);
+  for (std::uint64_t region = kMaxEntryBytes; region >= kMinEntryBytes; region /= 2) {
+    for (int t = threads; t >= 1; t = t > 8 ? t / 2 : t - 1) {
+      const std::int64_t even = ceil_div(tokens, round_up(ceil_div(tokens, kSparseTokenBlock), t));
+      for (const std::int64_t block : halvings(even, w)) {
+        std::optional<Plan> plan = fill_sparse(p, kernels, machine, {block, 0, t}, region, budget, block == w);
+        if (!plan) continue;
+        choice.smallest = std::min(choice.smallest, plan->workspace_bytes);
+        if (plan->workspace_bytes > budget) continue;
+        choice.best_time = 1;
+        choice.best = std::move(plan);
+        return choice;
+      }
+    }
+    if (!wants_head(p)) break;
+  }
+  return choice;
+}
+
+std::optional<Plan> fill_sparse(const Problem& p, const cpu::Kernels& kernels, const Machine& machine,
+                                const Shape& shape, std::uint64_t region, std::uint64_t budget, bool smallest) {
+  const std::int64_t w = kernels.panel;
+  Plan plan =
+      fill(p, Mode::sparse, kernels, smallest ? kernels.rows : vocab_tile(p, kernels, machine), shape, smallest);
+  plan.epsilon = epsilon_of(p);
+  const std::int64_t tokens = round_up(std::max<std::int64_t>(p.tokens, 1), w);
+  // Each slice has its share of the room. Small ones may keep all: there is not much to save.
+  const std::int64_t slice = ceil_div(p.vocab, plan.vocab_slices);
+  std::int64_t row_entries = std::max(slice / (wants_head(p) ? 15 : 8), std::min<std::int64_t>(slice, 1024));
+  // Unbiased keeps at most 1 / epsilon entries of a row on average, and a tenth of that of a real head's.
+  if (p.filter == Filter::unbiased && wants_head(p)) {
+    row_entries = std::min(row_entries, std::max<std::int64_t>(1024, std::llround(0.5 / plan.epsilon)));
+  }
+  plan.panel_entries = w * row_entries;
+  plan.group_tokens = tokens;
+  if (wants_head(p)) {
+    const auto entries = static_cast<std::int64_t>(region / kEntryBytes) / plan.vocab_slices;
+    plan.panel_entries = std::min(plan.panel_entries, std::max(entries, w));
+    plan.group_tokens = std::clamp(entries / plan.panel_entries * w, w, tokens);
+  }
+  plan.head_sum = needs_head_sum(p, plan.group_tokens < p.tokens);
+  plan.workspace_bytes = map_workspace(plan, nullptr).bytes;
+
+  const auto take = [&](Mode mode, std::uint64_t bytes) {
+    std::optional<Plan> exact = choose(p, mode, kernels, machine, shape.threads, bytes).best;
+    if (exact && exact->head_sum != plan.head_sum) {
+      exact->head_sum = plan.head_sum;
+      exact->workspace_bytes = map_workspace(*exact, nullptr).bytes;
+      if (exact->workspace_bytes > bytes) exact.reset();
+    }
+    return exact;
+  };
+  std::optional<Plan> exact;
+  if (!wants_head(p)) {
+    exact = take(Mode::stream, std::max(plan.workspace_bytes, budget));
+  } else {
+    // Chunks would round dC once each if they were not summed in f32.
+    const bool f32 = !needs_head_sum(p, true) || plan.head_sum;
+    if (f32) exact = take(Mode::chunk, plan.workspace_bytes);
+    if (!exact) exact = take(Mode::recompute, std::max(plan.workspace_bytes, budget));
+  }
+  if (!exact) return std::nullopt;
+  plan.threads = std::max(plan.threads, exact->threads);
+  exact->threads = plan.threads;
+  exact->workspace_bytes = map_workspace(*exact, nullptr).bytes;
+  plan.exact = std::make_shared<const Plan>(std::move(*exact));
+  plan.workspace_bytes = map_workspace(plan, nullptr).bytes;
+  return plan;
+}
+
 Status over_budget(std::uint64_t budget, std::uint64_t smallest, const std::vector<Rejection>& rejected) {
   std::string reasons;
   for (const Rejection& r : rejected) reasons += text("; ", name(r.mode), ": ", r.reason);
@@ -219,7 +330,8 @@ Result<Plan> make_plan(const Problem& problem, const Limits& limits, const Machi
     std::uint64_t budget = limits.budget_bytes.value_or(kUnlimited);
     // Asked for by name and without a budget, chunk takes what its smallest chunk needs.
     if (mode == Mode::chunk && !limits.budget_bytes) budget = kDefaultChunkBudget;
-    Choice choice = choose(problem, mode, *kernels, machine, threads, budget);
+    Choice choice = mode == Mode::sparse ? choose_sparse(problem, *kernels, machine, threads, budget)
+                                         : choose(problem, mode, *kernels, machine, threads, budget);
     if (!choice.best && mode == limits.mode && !limits.budget_bytes) {
       choice = choose(problem, mode, *kernels, machine, threads, choice.smallest);
     }
@@ -237,6 +349,32 @@ Result<Plan> make_plan(const Problem& problem, const Limits& limits, const Machi
   if (!best.best) return over_budget(limits.budget_bytes.value_or(kUnlimited), smallest, rejected);
   best.best->rejected = std::move(rejected);
   return std::move(*best.best);
+}
+
+Result<std::int64_t> max_tokens(const Problem& problem, const Limits& limits, const Machine& machine) {
+  Problem p = problem;
+  p.sequence = 0;  // need not divide the number looked for
+  p.shift = 0;
+  Status last;
+  const auto fits = [&](std::int64_t tokens) {
+    p.tokens = tokens;
+    const Result<Plan> plan = make_plan(p, limits, machine);
+    if (!plan.ok()) last = plan.status();
+    return plan.ok();
+  };
+  std::int64_t low = 0;
+  if (!fits(low)) return last;
+  // What a plan needs at least grows with the tokens: double, then halve the gap.
+  std::int64_t high = 1;
+  while (fits(high)) {
+    low = high;
+    high *= 2;
+  }
+  while (high - low > 1) {
+    const std::int64_t middle = low + (high - low) / 2;
+    (fits(middle) ? low : high) = middle;
+  }
+  return low;
 }
 
 }  // namespace cutloss

@@ -22,17 +22,23 @@ class JsonObject {
   std::string body_;
 };
 
+std::uint64_t elements(std::int64_t rows, std::int64_t columns, DType dtype) {
+  return static_cast<std::uint64_t>(rows) * static_cast<std::uint64_t>(columns) * size_of(dtype);
+}
+
 }  // namespace
+
+std::uint64_t gradient_bytes(const Problem& p) {
+  return (p.want_d_e ? elements(p.tokens, p.hidden, d_e_dtype(p)) : 0) +
+         (p.want_d_c ? elements(p.vocab, p.hidden, d_c_dtype(p)) : 0) +
+         (p.want_d_bias ? elements(p.vocab, 1, p.bias_dtype.value_or(DType::f32)) : 0);
+}
 
 std::string Plan::json() const {
   const Problem& p = problem;
-  const auto elements = [](std::int64_t rows, std::int64_t columns, DType dtype) {
-    return static_cast<std::uint64_t>(rows) * static_cast<std::uint64_t>(columns) * size_of(dtype);
-  };
   const std::uint64_t inputs = elements(p.tokens, p.hidden, p.e_dtype) + elements(p.vocab, p.hidden, p.c_dtype) +
-                               elements(p.tokens, 1, p.label_dtype);
-  const std::uint64_t gradients = (p.want_d_e ? elements(p.tokens, p.hidden, d_e_dtype(p)) : 0) +
-                                  (p.want_d_c ? elements(p.vocab, p.hidden, d_c_dtype(p)) : 0);
+                               elements(p.tokens, std::max<std::int64_t>(p.soft_targets, 1), p.label_dtype);
+  const std::uint64_t gradients = gradient_bytes(p);
   std::string reasons;
   for (const Rejection& r : rejected) {
     JsonObject item;
@@ -54,6 +60,12 @@ std::string Plan::json() const {
   json.number("chunk_tokens", chunk_tokens);
   json.number("head_tokens", head_tokens);
   json.number("head_tiles", head_tiles);
+  if (mode == Mode::sparse) {
+    json.string("exact_mode", name(exact->mode));
+    json.number("epsilon", epsilon);
+    json.number("group_tokens", group_tokens);
+    json.number("panel_entries", panel_entries);
+  }
   json.number("units", units);
   json.number("flops", static_cast<std::uint64_t>(std::min(flops, 1.8e19)));
   json.number("workspace_bytes", workspace_bytes);

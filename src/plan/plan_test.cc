@@ -203,5 +203,78 @@ TEST(Run, MissingAndOverlappingBuffersAreNamed) {
   EXPECT_TRUE(run(plan, test.inputs(), out).ok());
 }
 
+TEST(Plan, MaxTokensFitAndOneMoreDoesNot) {
+  for (const bool d_c : {false, true}) {
+    for (const std::uint64_t budget : {std::uint64_t{1} << 20, std::uint64_t{5} << 20, std::uint64_t{100} << 20}) {
+      Problem p = problem(77, 32000, 256, true, d_c, DType::bf16);
+      Limits limits;
+      limits.budget_bytes = budget;
+      const Result<std::int64_t> most = max_tokens(p, limits, machine());
+      ASSERT_TRUE(most.ok()) << most.status().message();
+      ASSERT_GT(most.value(), 0);
+      p.tokens = most.value();
+      EXPECT_TRUE(make_plan(p, limits, machine()).ok()) << p.tokens;
+      p.tokens += 1;
+      EXPECT_EQ(make_plan(p, limits, machine()).status().code(), StatusCode::budget_too_small) << p.tokens;
+    }
+  }
+  Limits nothing;
+  nothing.budget_bytes = 1;
+  EXPECT_EQ(max_tokens(problem(1, 32000, 256, true, false), nothing, machine()).status().code(),
+            StatusCode::budget_too_small);
+}
+
+// Cut Cross-Entropy's Gemma 2 2B example, where 1161 MiB are the gradients themselves.
+TEST(Plan, LowerBoundIsTheGradients) {
+  Problem p = problem(8192, 256000, 2304, true, true, DType::bf16);
+  EXPECT_EQ(gradient_bytes(p) >> 20, 1161u);
+  p.bias_dtype = DType::f32;
+  p.want_d_bias = true;
+  EXPECT_EQ(gradient_bytes(p), (8192 + 256000) * 2304 * 2ull + 256000 * 4ull);
+}
+
+TEST(Plan, FiltersTakeTheModesTheyAreMadeFor) {
+  Problem p = problem(512, 50000, 64, true, true);
+  p.filter = Filter::unbiased;
+  p.tolerance = 1e-2f;
+  EXPECT_EQ(plan_with(p, {})->mode, Mode::sparse);
+  EXPECT_EQ(plan_with(p, {}, Mode::sparse)->mode, Mode::sparse);
+  EXPECT_NEAR(plan_with(p, {})->epsilon, 1e-4, 1e-9);
+  EXPECT_EQ(plan_with(p, {}, Mode::chunk).status().code(), StatusCode::invalid_argument);
+  p.filter = Filter::tile;
+  EXPECT_EQ(plan_with(p, {}).status().code(), StatusCode::invalid_argument) << "a tolerance";
+  p.tolerance.reset();
+  p.epsilon = 0x1p-12f;
+  EXPECT_EQ(plan_with(p, {})->mode, Mode::recompute);
+  EXPECT_EQ(plan_with(p, {}, Mode::sparse).status().code(), StatusCode::invalid_argument);
+  p.filter = Filter::none;
+  EXPECT_EQ(plan_with(p, {}).status().code(), StatusCode::invalid_argument) << "an epsilon";
+  p.epsilon.reset();
+  EXPECT_EQ(plan_with(p, {}, Mode::sparse).status().code(), StatusCode::invalid_argument);
+}
+
+TEST(Plan, SparseStaysInItsBudgetWithItsExactPlan) {
+  for (const Filter filter : {Filter::certified, Filter::unbiased}) {
+    for (const bool d_c : {false, true}) {
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        Problem p = problem(3000, 100000, 64, true, d_c, dtype);
+        p.filter = filter;
+        p.epsilon = 0x1p-14f;
+        bool taken = false;
+        for (int shift = 16; shift <= 34; ++shift) {
+          const Result<Plan> plan = plan_with(p, std::uint64_t{1} << shift);
+          EXPECT_TRUE(plan.ok() || !taken) << "a larger budget was refused: " << plan.status().message();
+          if (!plan.ok()) continue;
+          taken = true;
+          EXPECT_LE(plan->workspace_bytes, std::uint64_t{1} << shift);
+          EXPECT_LE(plan->exact->workspace_bytes, plan->workspace_bytes);
+          EXPECT_EQ(map_workspace(plan.value(), nullptr).bytes, plan->workspace_bytes);
+        }
+        EXPECT_TRUE(taken);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace cutloss

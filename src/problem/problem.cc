@@ -137,18 +137,12 @@ Status check_filter(const Problem& p) {
     case Filter::certified:
     case Filter::unbiased:
       if (p.tolerance.has_value() == p.epsilon.has_value()) {
-        return invalid(
-            "filter is "
-            ", name(p.filter), "
-            ", which needs one of tolerance and epsilon; ",
-            p.epsilon ? "both" : "neither", " was given");
+        return invalid("filter is \"", name(p.filter), "\", which needs one of tolerance and epsilon; ",
+                       p.epsilon ? "both were" : "neither was", " given");
       }
       if (p.softcap && p.label_smoothing > 0) {
-        return invalid(
-            "filter is "
-            ", name(p.filter), "
-            " with softcap and label_smoothing, which together leave "
-            "nothing negligible: use no filter");
+        return invalid("filter is \"", name(p.filter),
+                       "\" with softcap and label_smoothing, which together leave nothing negligible: use no filter");
       }
       return Status();
   }

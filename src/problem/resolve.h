@@ -24,7 +24,11 @@ inline DType d_c_dtype(const Problem& problem) { return problem.d_c_dtype.value_
 inline std::int64_t sequence_or_tokens(const Problem& p) { return p.sequence > 0 ? p.sequence : p.tokens; }
 // dC or dbias: what tasks that own vocabulary compute.
 inline bool wants_head(const Problem& p) { return p.want_d_c || p.want_d_bias; }
+// Whether the loss pass forms dE on its way. Filter "tile" needs the lse first.
+inline bool streams_d_e(const Problem& p) { return p.want_d_e && p.filter != Filter::tile; }
 inline bool wants_gradient(const Problem& p) { return p.want_d_e || wants_head(p); }
+// Whether a row of the table can be read in place as f32.
+inline bool rows_are_floats(const Problem& p) { return p.c_dtype == DType::f32 && c_strides(p).d == 1; }
 inline float softcap_or_zero(const Problem& problem) { return problem.softcap.value_or(0.0f); }
 
 // Sorts the rows by what becomes of them.

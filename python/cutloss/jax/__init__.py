@@ -5,14 +5,14 @@ On CPU the C++ kernels run inside the jitted program (XLA FFI); on TPU and GPU t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .. import _check
-from . import _manual, _options, _vjp
+from . import _arguments, _manual, _mesh, _options, _vjp
 
 __all__ = ["linear_cross_entropy"]
 
@@ -20,36 +20,83 @@ __all__ = ["linear_cross_entropy"]
 def linear_cross_entropy(
     x: Any,
     w: Any,
-    labels: Any,
+    labels: Any = None,
     *,
+    shift: int = 0,
+    chunk_size: int = 4096,
+    vocab_sort_indices: Any = None,
+    filter_eps: float | None = None,
+    bias: Any = None,
     reduction: str = "mean",
+    denominator: Any = None,
     ignore_index: int = -100,
+    token_weights: Any = None,
+    class_weights: Any = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    logit_scale: float = 1.0,
     softcap: float | None = None,
+    soft_targets: tuple[Any, Any] | None = None,
+    metrics: str | Iterable[str] = (),
     head_layout: str = "vd",
     mode: str = "auto",
+    filter: str | None = None,
+    tolerance: float | None = None,
+    epsilon: float | None = None,
+    seed: Any = 0,
     budget: int | str | None = None,
     threads: int | None = None,
+    mesh: Any = None,
+    x_spec: Any = None,
+    w_spec: Any = None,
     _impl: str = "auto",
-) -> jax.Array:
-    """Cross-entropy of the logits ``x @ w.T`` against labels, without storing the logits. Differentiable in x and w.
+) -> Any:
+    """Cross-entropy of the logits ``x @ w.T`` against labels, without storing the logits. Differentiable in x, w, bias.
 
-    With logits ``z = x @ w.T`` (or ``softcap * tanh(x @ w.T / softcap)``)::
+    With raw logits ``r = logit_scale * x @ w.T + bias``, logits ``z = softcap * tanh(r / softcap)`` (or r), class
+    weights c (or 1, C = sum(c)), token weights t (or 1), smoothing s and label y::
 
-        nll_i = log(sum_v exp(z_iv)) - z_i[label_i]      (0 where label_i == ignore_index)
-        mean:  sum(nll) / number of labels that are not ignore_index, 0 if there is none
-        sum:   sum(nll)                   none: nll
+        lse_i = log(sum_v exp(z_iv))      nll_i = lse_i - z_iy           (0 where y is ignore_index)
+        l_i = t_i * ((1-s) * c_y * nll_i + s/V * sum_v c_v * (lse_i - z_iv) + z_loss * lse_i**2)
+        mean:  sum(l) / denominator, by default sum_i t_i * c_y over the valid rows; 0 if that is 0
+        sum:   sum(l)                     none: l
+
+    A superset of ``jax_cce.linear_cross_entropy`` 0.1.0, except that a label outside [0, V) does not wrap around.
 
     Args:
-      x: hidden states, [..., D], float32 or bfloat16.
-      w: the head's table, [V, D] for head_layout "vd" (a tied embedding), [D, V] for "dv" (a JAX kernel); float32 or
-        bfloat16, independent of x.
-      labels: [...], any integer dtype: ids in [0, V), or ignore_index.
-      reduction, ignore_index, softcap, head_layout: Python values, as above.
+      x: hidden states, [..., D], float32, bfloat16 or float16.
+      w: the head's table, [V, D] for head_layout "vd" (a tied embedding), [D, V] for "dv" (a JAX kernel); of any of the
+        three dtypes, independent of x.
+      labels: [...], any integer dtype: ids in [0, V), or ignore_index. None with soft_targets.
+      shift: row i is matched with label (or soft target) i + shift of its sequence, the second last axis of x; the last
+        `shift` rows count as ignored. x is not copied. Weights belong to rows, not to labels.
+      chunk_size: most ids in a tile of logits of the XLA lowering (never fewer than 128). With filter_eps the filter's
+        granularity.
+      vocab_sort_indices: [V], a permutation: the order in which the filters work through the vocabulary. It changes no
+        exact result, costs nothing without a filter, and copies no table.
+      filter_eps: a gap in logits: in the gradient a row's softmax over a chunk of chunk_size ids is dropped where the
+        chunk's largest logit is more than this below the row's largest. Costs 3u for x alone; plain XLA on all platforms.
+      bias: [V], float32, bfloat16 or float16; -inf masks an id.
+      denominator: of a mean, where it is known better than from this call; may be traced.
+      token_weights: [...], real or bool. A row of weight 0 is not looked at.
+      class_weights ([V]), label_smoothing: as in ``torch.nn.functional.cross_entropy``.
+      z_loss: coefficient of lse**2, under the token's weight.
+      soft_targets: (ids, probabilities), both [..., K], in place of labels: the loss is sum_k q_k * (lse - z_k).
+        Probabilities may add up to less than 1; ignore_index pads the ids.
+      metrics: any of "lse", "nll", "entropy", "argmax", "correct", "rank", "top_k=5", "mean_logits", "valid_count", as in
+        ``cutloss.linear_cross_entropy``; makes the result (loss, dict). lse is differentiable; the others are not, their
+        gradient is 0. Differentiating lse costs one more evaluation, so ask for it inside a scan only if it is needed.
+      filter, tolerance, epsilon, seed: filters of the CPU kernels, as in ``cutloss.linear_cross_entropy``; an error on
+        other platforms. epsilon is a probability. seed may be traced.
       mode, budget, threads: limits for the CPU kernels, as in ``cutloss.linear_cross_entropy``; the workspace is part
-        of the program, so that ``compiled.memory_analysis()`` counts it. Elsewhere tiles are 512 tokens x 8192 ids.
+        of the program, so that ``compiled.memory_analysis()`` counts it. Elsewhere tiles are up to 2048 tokens x 4096
+        ids, as the chip's memory allows.
+      mesh, x_spec, w_spec: a jax.sharding.Mesh, and how x and w lie on it as jax.sharding.PartitionSpec. What is not
+        given is found where JAX shows it; see docs/sharding.md. x, w and labels are whole arrays. Of the options above
+        only reduction, ignore_index, softcap, head_layout, mode, budget and threads go with it.
 
     Returns:
-      The loss in float32: a scalar, or of the labels' shape for reduction "none".
+      The loss in float32: a scalar, or of the labels' shape for reduction "none". With metrics: (loss, dict).
 
     Cost, in units u of one product of the logits' size (2*N*V*D flops), and what is kept for the backward pass. Which
     arguments need a gradient is seen from the differentiation: a head that is not differentiated costs nothing. ::
@@ -61,15 +108,17 @@ def linear_cross_entropy(
 
     Gradients have the dtype of their argument, sums are in float32. Products of float32 arrays on TPU and GPU follow
     ``jax.default_matmul_precision``. Works under jit, grad, vjp, vmap, scan, checkpoint and shard_map, with x64 on
-    or off. Meshes of explicit axes are refused by JAX: use shard_map there. Outside shard_map, with automatic axes, the
-    C++ kernels on CPU see gathered arguments on every device.
+    or off. Over a mesh whose layout is given or found, tables are gathered a tile at a time and the vocabulary may be
+    split; where it is not, XLA's partitioner decides, and the C++ kernels on CPU see gathered arguments on every device.
 
     Raises (at trace time):
-      ValueError: shapes that do not fit together, an option out of range; in a call outside jit also a label outside
-        [0, V). Inside jit such a label gives NaN for its token's loss and gradient.
-      TypeError: a dtype that is not taken; a second derivative or forward-mode differentiation.
+      ValueError: shapes that do not fit together, an option out of range, a spec that does not fit the mesh; in a call
+        outside jit also a label outside [0, V). Inside jit such a label gives NaN for its token's loss and gradient.
+      TypeError: a dtype that is not taken; a second derivative or forward-mode differentiation; a gradient of
+        token_weights, class_weights, soft_targets or denominator.
       BudgetError: (a ValueError) no mode fits the budget.
     """
+    wanted, top_k = _arguments.metrics(metrics)
     options = _options.Options(
         reduction=_check.reduction(reduction),
         ignore_index=_check.ignore_index(ignore_index),
@@ -79,39 +128,77 @@ def linear_cross_entropy(
         budget=_check.budget(budget),
         threads=_check.threads(threads),
         impl=_check.one_of("_impl", _impl, ("auto", "cpu", "xla")),
+        logit_scale=_check.number("logit_scale", logit_scale),
+        label_smoothing=_check.number("label_smoothing", label_smoothing),
+        z_loss=_check.number("z_loss", z_loss),
+        shift=_arguments.shift(shift),
+        filter=_check.filter_name(filter),
+        tolerance=_check.optional_number("tolerance", tolerance),
+        epsilon=_check.optional_number("epsilon", epsilon),
+        chunk_size=_arguments.chunk_size(chunk_size),
+        filter_eps=_arguments.filter_eps(filter_eps),
+        metrics=wanted,
+        top_k=top_k,
     )
-    labels = labels if isinstance(labels, jax.Array) else np.asarray(labels)
+    if filter_eps is not None and filter is not None:
+        raise ValueError(f"filter_eps ({filter_eps}) and filter ({filter!r}) are two filters; give one")
+    if filter is None and (tolerance is not None or epsilon is not None):
+        raise ValueError("tolerance and epsilon belong to a filter: filter='certified', 'unbiased' or 'tile'")
+    if (labels is None) == (soft_targets is None):
+        raise ValueError("labels or soft_targets is wanted, and " + ("neither" if labels is None else "both") + " given")
     x, w = jnp.asarray(x), jnp.asarray(w)
     _check.dtype_name("x", x.dtype)
     _check.dtype_name("w", w.dtype)
-    _check.label_dtype(labels.dtype)
-    size = _check.sizes("x", x.shape, "w", w.shape, labels.shape, head_layout)
-    if _known(labels):  # before JAX narrows int64, where an id of 2**32 + 5 would become 5
-        _check.label_values(np.asarray(labels), size.vocab, options.ignore_index)
-    x, w, ids = _manual.vary_alike(x.reshape(size.tokens, size.hidden), w, _kernel_labels(labels, options).reshape(-1))
-    loss = _vjp.loss(options, x, w, ids)
-    return loss.reshape(labels.shape) if reduction == "none" else loss
+    if labels is not None:
+        labels = _arguments.as_array(labels)
+        _check.label_dtype(labels.dtype)
+    size = _check.sizes("x", x.shape, "w", w.shape, None if labels is None else labels.shape, head_layout)
+    lead = x.shape[:-1]
+    if options.shift:
+        options = options._replace(sequence=lead[-1] if len(lead) > 1 else 0)
+    ids = None if labels is None else _arguments.ids("labels", labels, size.vocab, options.ignore_index)
+    weights = _arguments.floats("token_weights", token_weights, lead)
+    soft_ids, probabilities = _arguments.soft_targets(soft_targets, lead, size.vocab, options.ignore_index)
+    order = _arguments.order("vocab_sort_indices", vocab_sort_indices, size.vocab)
+    extra = _options.Extra(
+        bias=_arguments.bias(bias, size.vocab),
+        token_weights=None if weights is None else weights.reshape(-1),
+        class_weights=_arguments.floats("class_weights", class_weights, (size.vocab,)),
+        soft_ids=soft_ids,
+        soft_probabilities=probabilities,
+        vocab_order=order if options.filter or options.filter_eps is not None else None,
+        denominator=_arguments.denominator(denominator, reduction),
+        seed=_arguments.seed(seed) if options.filter == "unbiased" else None,
+    )
+    if not lead:
+        x, ids = x[None], ids if ids is None else ids[None]
+    layout = _layout(options, extra, x, w, mesh, x_spec, w_spec)
+    if layout is None:
+        x, ids = x.reshape(size.tokens, size.hidden), ids if ids is None else ids.reshape(-1)
+    leaves, tree = jax.tree.flatten((x, w, ids, extra))
+    x, w, ids, extra = jax.tree.unflatten(tree, _manual.vary_alike(*leaves))
+    loss, lse, found = _vjp.loss(options._replace(layout=layout), x, w, ids, extra)
+    loss = loss.reshape(lead) if reduction == "none" else loss
+    if not wanted:
+        return loss
+    found = {name: a if name == "mean_logits" else a.reshape(lead + a.shape[1:]) for name, a in found.items()}
+    if "lse" in wanted:
+        found["lse"] = lse.reshape(lead)
+    if "valid_count" in wanted:
+        found["valid_count"] = _arguments.valid_count(options, ids, extra, size.tokens)
+    return loss, found
 
 
-def _known(labels: jax.Array | np.ndarray) -> bool:
-    """Whether the values can be looked at now: not while tracing, nor where other hosts hold a part."""
-    if isinstance(labels, jax.core.Tracer):
-        return False
-    return not isinstance(labels, jax.Array) or labels.is_fully_addressable
-
-
-def _kernel_labels(labels: jax.Array | np.ndarray, options: _options.Options) -> jax.Array:
-    """Labels as int32 or int64. Large unsigned ids are kept out of range instead of wrapping into it."""
-    taken = labels.dtype
-    if labels.dtype.kind == "u" and labels.dtype.itemsize >= 4:
-        top = 2**31 - (2 if options.ignore_index == 2**31 - 1 else 1)
-        labels = jnp.minimum(jnp.asarray(labels), top).astype(jnp.int32)
-    elif labels.dtype in (np.int32, np.int64):
-        labels = jnp.asarray(labels)  # int64 becomes int32 where x64 is off
-    else:
-        labels = jnp.asarray(labels).astype(jnp.int32)
-    limits = jnp.iinfo(labels.dtype)
-    if not limits.min <= options.ignore_index <= limits.max:
-        raise ValueError(f"ignore_index {options.ignore_index} does not fit {labels.dtype}, in which JAX holds these "
-                         f"{taken} labels: no label can equal it; use one that fits, such as -100")
-    return labels
+def _layout(options: _options.Options, extra: _options.Extra, x: Any, w: Any, mesh: Any, x_spec: Any,
+            w_spec: Any) -> Any:
+    """How x and w lie on a mesh, for the objective that can be computed there in parts; None for one program."""
+    plain = _options.Options()
+    kept = ("reduction", "ignore_index", "softcap", "head_layout", "mode", "budget", "threads", "impl", "chunk_size")
+    more = [name for name in plain._fields if name not in kept and getattr(options, name) != getattr(plain, name)]
+    more += [name for name, array in extra._asdict().items() if array is not None]
+    if more and any(given is not None for given in (mesh, x_spec, w_spec)):
+        raise ValueError(f"{more[0]} does not go with mesh, x_spec and w_spec yet: call the loss inside jax.shard_map "
+                         "with your own sums, or leave them out, and XLA's partitioner decides")
+    if more:
+        return None
+    return _mesh.find(x, w, head_layout=options.head_layout, mesh=mesh, x_spec=x_spec, w_spec=w_spec)

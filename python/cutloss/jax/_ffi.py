@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import _check, _core
 from ._manual import vary_like
-from ._options import Options, Wants
+from ._options import Extra, Options, Values, Wants
 
 _TARGET = "cutloss_linear_cross_entropy"
 
@@ -26,50 +26,93 @@ def available() -> bool:
     return True
 
 
-def make_plan(options: Options, wants: Wants, x: Any, w: Any, labels: Any) -> tuple[_core.Plan, _core.Machine]:
+def _fields(options: Options, wants: Wants, x: Any, w: Any, labels: Any, extra: Extra) -> dict[str, Any]:
+    """The Problem and the Limits, by the names of their fields."""
+    targets = labels if extra.soft_ids is None else extra.soft_ids
+    fields = {
+        "tokens": x.shape[0], "hidden": x.shape[1], "vocab": w.shape[0 if options.head_layout == "vd" else 1],
+        "e_dtype": _check.dtype_name("x", x.dtype), "c_dtype": _check.dtype_name("w", w.dtype),
+        "label_dtype": "i32" if targets.dtype == np.int32 else "i64",
+        "head_layout": options.head_layout, "reduction": options.reduction, "ignore_index": options.ignore_index,
+        "softcap": options.softcap, "logit_scale": options.logit_scale, "label_smoothing": options.label_smoothing,
+        "z_loss": options.z_loss, "shift": options.shift, "sequence": options.sequence,
+        "token_weights": extra.token_weights is not None, "class_weights": extra.class_weights is not None,
+        "soft_targets": 0 if extra.soft_ids is None else extra.soft_ids.shape[1],
+        "lse_cotangent": extra.lse_cotangent is not None,
+        "entropy": "entropy" in options.metrics, "argmax": bool({"argmax", "correct"} & options.metrics),
+        "rank": "rank" in options.metrics, "top_k": options.top_k, "mean_logits": "mean_logits" in options.metrics,
+        "want_d_e": wants.d_x, "want_d_c": wants.d_w, "want_d_bias": wants.d_bias,
+        # A mode names a way to get gradients; evaluating the loss alone (say, between training steps) needs none.
+        "mode": options.mode if any(wants) else "auto", "budget": options.budget, "threads": options.threads,
+    }
+    if extra.bias is not None:
+        fields["bias_dtype"] = _check.dtype_name("bias", extra.bias.dtype)
+    if options.filter is not None and any(wants):
+        fields |= {"filter": options.filter, "tolerance": options.tolerance, "epsilon": options.epsilon,
+                   "vocab_order": extra.vocab_order is not None}
+    return fields
+
+
+def make_plan(options: Options, wants: Wants, x: Any, w: Any, labels: Any,
+              extra: Extra = Extra()) -> tuple[_core.Plan, _core.Machine]:
     """The plan for arrays of these shapes and dtypes; every rule on the problem is checked in here, in C++."""
     machine = _core.detect_machine()
-    vocab = w.shape[0 if options.head_layout == "vd" else 1]
-    plan = _core.make_plan(
-        machine,
-        tokens=x.shape[0], hidden=x.shape[1], vocab=vocab,
-        e_dtype=_check.dtype_name("x", x.dtype), c_dtype=_check.dtype_name("w", w.dtype),
-        label_dtype="i32" if labels.dtype == np.int32 else "i64", head_layout=options.head_layout,
-        reduction=options.reduction, ignore_index=options.ignore_index, softcap=options.softcap,
-        nan_for_bad_labels=True, want_d_e=wants.d_x, want_d_c=wants.d_w,
-        mode=_mode(options, wants), budget=options.budget, threads=options.threads,
-    )
-    return plan, machine
+    return _core.make_plan(machine, nan_for_bad_labels=True,
+                           **_fields(options, wants, x, w, labels, extra)), machine
 
 
-def _mode(options: Options, wants: Wants) -> str:
-    # A mode names a way to get gradients; evaluating the loss alone (say, between training steps) needs none.
-    return options.mode if any(wants) else "auto"
+def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels: jax.Array | None,
+             cotangent: jax.Array, extra: Extra = Extra()) -> Values:
+    """cotangent: f32, [1], or [N] for reduction "none"."""
+    plan, machine = make_plan(options, wants, x, w, labels, extra)
+    fields = _fields(options, wants, x, w, labels, extra)
+    tokens, vocab = fields["tokens"], fields["vocab"]
+    filtered = "filter" in fields
+    nothing = jnp.zeros((0,), jnp.float32)
 
+    def given(array: jax.Array | None) -> jax.Array:
+        return nothing if array is None else array
 
-def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels: jax.Array,
-             cotangent: jax.Array) -> tuple[jax.Array, ...]:
-    """(loss [1] or [N], lse [N], dx or [0], dw or [0]). cotangent: f32, [1], or [N] for reduction "none"."""
-    plan, machine = make_plan(options, wants, x, w, labels)
-    tokens = x.shape[0]
-    none = options.reduction == "none"
+    def result(there: bool, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape if there else (0,), dtype)
+
     results = (
-        jax.ShapeDtypeStruct((tokens if none else 1,), jnp.float32),
-        jax.ShapeDtypeStruct((tokens,), jnp.float32),
-        jax.ShapeDtypeStruct(x.shape if wants.d_x else (0,), x.dtype),
-        jax.ShapeDtypeStruct(w.shape if wants.d_w else (0,), w.dtype),
+        result(True, (tokens if options.reduction == "none" else 1,), jnp.float32),
+        result(True, (tokens,), jnp.float32),
+        result(True, (tokens,), jnp.float32),
+        result(wants.d_x, x.shape, x.dtype),
+        result(wants.d_w, w.shape, w.dtype),
+        result(wants.d_bias, (vocab,), jnp.float32 if extra.bias is None else extra.bias.dtype),
+        result(fields["entropy"], (tokens,), jnp.float32),
+        result(fields["argmax"], (tokens,), jnp.int32),
+        result(fields["argmax"], (tokens,), jnp.uint8),
+        result(fields["rank"], (tokens,), jnp.int32),
+        result(options.top_k > 0, (tokens, options.top_k), jnp.int32),
+        result(options.top_k > 0, (tokens, options.top_k), jnp.float32),
+        result(fields["mean_logits"], (vocab,), jnp.float32),
         # A result, not a malloc in the handler: XLA places it, reuses it and reports it.
         jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8),
     )
     call = jax.ffi.ffi_call(_TARGET, results, vmap_method="sequential")
-    *values, _ = call(
-        x, w, labels, cotangent,
-        head_layout=options.head_layout, reduction=options.reduction,
-        ignore_index=np.int64(options.ignore_index), softcap=np.float32(options.softcap or 0),
-        want_d_e=wants.d_x, want_d_c=wants.d_w,
-        mode=_mode(options, wants), threads=np.int64(options.threads),
-        budget=np.int64(-1 if options.budget is None else options.budget),
-        target=machine.target, machine_threads=np.int64(machine.threads), l1_bytes=np.int64(machine.l1_bytes),
-        l2_bytes=np.int64(machine.l2_bytes), l3_bytes=np.int64(machine.l3_bytes),
-    )
-    return tuple(vary_like(value, x) for value in values)
+    attributes = {key: _attribute(value) for key, value in fields.items()
+                  if value is not None and not key.endswith("dtype") and key not in ("tokens", "hidden", "vocab")}
+    loss, nll, lse, d_x, d_w, d_bias, entropy, argmax, correct, rank, top_ids, top_logprobs, mean_logits, _ = (
+        vary_like(value, x) for value in call(
+            x, w, given(labels), cotangent, given(extra.bias), given(extra.token_weights), given(extra.class_weights),
+            given(extra.lse_cotangent), given(extra.soft_ids), given(extra.soft_probabilities),
+            given(extra.vocab_order if filtered else None), given(extra.denominator).reshape(-1), given(extra.seed),
+            **attributes, has_bias=extra.bias is not None, has_labels=labels is not None,
+            target=machine.target, machine_threads=np.int64(machine.threads), l1_bytes=np.int64(machine.l1_bytes),
+            l2_bytes=np.int64(machine.l2_bytes), l3_bytes=np.int64(machine.l3_bytes)))
+    metrics = {"entropy": entropy, "argmax": argmax, "correct": correct != 0, "rank": rank, "mean_logits": mean_logits}
+    metrics = {name: value for name, value in metrics.items() if name in options.metrics}
+    if options.top_k:
+        metrics |= {"top_k_ids": top_ids, "top_k_logprobs": top_logprobs}
+    return Values(loss if options.reduction == "none" else loss.reshape(()), nll, lse, jnp.zeros_like(lse),
+                  d_x if wants.d_x else None, d_w if wants.d_w else None, d_bias if wants.d_bias else None, metrics)
+
+
+def _attribute(value: Any) -> Any:
+    if isinstance(value, float):
+        return np.float32(value)
+    return np.int64(value) if type(value) is int else value

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from . import _ffi, _xla
+from . import _ffi, _sharded, _xla
 from ._manual import vary_like
-from ._options import Options, Values, Wants
+from ._options import Extra, Options, Values, Wants
 
 _NOTHING = Wants(False, False)
 
@@ -23,9 +23,9 @@ _NOTHING = Wants(False, False)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels: jax.Array, cotangent: jax.Array,
-              saved: tuple[jax.Array, jax.Array, jax.Array] | None) -> Values:
-    return _compiled(options, wants, x, w, labels, cotangent, saved)
+def _evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels: jax.Array | None,
+              cotangent: jax.Array, saved: tuple[jax.Array, jax.Array, jax.Array] | None, extra: Extra) -> Values:
+    return _compiled(options, wants, x, w, labels, cotangent, saved, extra)
 
 
 @_evaluate.defjvp
@@ -35,18 +35,24 @@ def _no_second_derivative(*_: Any) -> Any:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _compiled(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels: jax.Array, cotangent: jax.Array,
-              saved: tuple[jax.Array, jax.Array, jax.Array] | None) -> Values:
-    def kernels(x: jax.Array, w: jax.Array, labels: jax.Array, cotangent: jax.Array, saved: Any) -> Values:
-        loss, lse, d_x, d_w = _ffi.evaluate(options, wants, x, w, labels, cotangent)
-        return _shaped(options, wants, Values(loss, lse, jnp.zeros_like(lse), d_x, d_w))
+def _compiled(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels: jax.Array | None,
+              cotangent: jax.Array, saved: tuple[jax.Array, jax.Array, jax.Array] | None, extra: Extra) -> Values:
+    def kernels(x: Any, w: Any, labels: Any, cotangent: Any, saved: Any, extra: Extra) -> Values:
+        return _ffi.evaluate(options, wants, x, w, labels, cotangent, extra)
 
-    def tiles(x: jax.Array, w: jax.Array, labels: jax.Array, cotangent: jax.Array, saved: Any) -> Values:
-        return _shaped(options, wants, _xla.evaluate(options, wants, x, w, labels, cotangent, saved))
+    def tiles(x: Any, w: Any, labels: Any, cotangent: Any, saved: Any, extra: Extra) -> Values:
+        return _xla.evaluate(options, wants, x, w, labels, cotangent, saved, extra=extra)
 
-    arguments = (x, w, labels, cotangent, saved)
-    _ffi.make_plan(options, wants, x, w, labels)  # for its checks, the same on every platform
-    if options.impl == "xla":
+    arguments = (x, w, labels, cotangent, saved, extra)
+    _check_plan(options, wants, x, w, labels, extra)
+    if options.layout is not None:
+        return _sharded.evaluate(options, wants, *arguments[:-1])
+    if options.filter is not None and any(wants):
+        if options.impl == "xla" or not _ffi.available():
+            raise ValueError(f"filter {options.filter!r} runs in the C++ kernels, on CPU only; elsewhere use no filter, "
+                             "or filter_eps")
+        return kernels(*arguments) if options.impl == "cpu" else lax.platform_dependent(*arguments, cpu=kernels)
+    if options.impl == "xla" or (options.filter_eps is not None and any(wants)):
         return tiles(*arguments)
     if not _ffi.available():
         _warn_no_kernels()
@@ -55,88 +61,110 @@ def _compiled(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels
         *arguments, cpu=kernels, default=tiles)
 
 
-def _shaped(options: Options, wants: Wants, values: Values) -> Values:
-    loss = values.loss if options.reduction == "none" else values.loss.reshape(())
-    return values._replace(loss=loss, d_x=values.d_x if wants.d_x else None, d_w=values.d_w if wants.d_w else None)
-
-
 @functools.cache
 def _warn_no_kernels() -> None:
     warnings.warn("this build of cutloss was made without JAX's FFI headers: on CPU the loss runs as plain XLA, "
                   "slower. Build it again where jax is installed, or set CUTLOSS_XLA_INCLUDE_DIR.", stacklevel=2)
 
 
+def _check_plan(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels: jax.Array | None,
+                extra: Extra) -> None:
+    """Makes the plan of the kernels for its checks, the same on every platform and mesh."""
+    flat = jax.ShapeDtypeStruct((math.prod(x.shape[:-1]), x.shape[-1]), x.dtype)
+    _ffi.make_plan(options, wants, flat, w, labels, extra)
+
+
 def _ones(options: Options, x: jax.Array) -> jax.Array:
-    return vary_like(jnp.ones((x.shape[0] if options.reduction == "none" else 1,), jnp.float32), x)
+    return vary_like(jnp.ones(x.shape[:-1] if options.reduction == "none" else (1,), jnp.float32), x)
 
 
 # -------------------------------------------------------------------------------------------------- differentiation
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def loss(options: Options, x: jax.Array, w: jax.Array, labels: jax.Array) -> jax.Array:
-    """x [N, D], w [V, D] or [D, V], labels [N] -> f32, a scalar or [N]."""
-    return _evaluate(options, _NOTHING, x, w, labels, _ones(options, x), None).loss
+def loss(options: Options, x: jax.Array, w: jax.Array, labels: jax.Array | None,
+         extra: Extra) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+    """x [N, D], w [V, D] or [D, V], labels [N] -> the loss, f32, a scalar or [N]; lse [N]; the metrics.
+
+    On a mesh N may be several axes. Of the metrics none but lse has a gradient.
+    """
+    return _outputs(options, _evaluate(options, _NOTHING, x, w, labels, _ones(options, x), None, _read(options, x, extra)))
 
 
-def _forward(options: Options, x: Any, w: Any, labels: Any) -> tuple[jax.Array, Any]:
-    wants = Wants(x.perturbed, w.perturbed)
-    x, w, labels = x.value, w.value, labels.value
-    if wants.d_w and options.reduction == "none":
-        # dw is no sum of saved parts scaled by one number: the backward pass has to see the cotangent.
-        _ffi.make_plan(options, wants, x, w, labels)  # refuse now what the backward pass would refuse
-        now = _evaluate(options, _NOTHING, x, w, labels, _ones(options, x), None)
-        return now.loss, _Later(wants, (x, w, labels, now.loss, now.peak, now.log_mass))
-    now = _evaluate(options, wants, x, w, labels, _ones(options, x), None)
-    return now.loss, _Scaled((now.d_x, now.d_w, labels if wants.d_x else None))
+def _outputs(options: Options, values: Values) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+    metrics = dict(values.metrics)
+    if "nll" in options.metrics:
+        metrics["nll"] = values.nll
+    return values.loss, values.peak + values.log_mass, metrics
 
 
-def _backward(options: Options, kept: Any, cotangent: Any) -> tuple[Any, Any, None]:
-    if isinstance(cotangent, SymbolicZero):
-        return None, None, None
-    if isinstance(kept, _Later):
-        x, w, labels, *saved = kept.arrays
-        values = _evaluate(options, kept.wants, x, w, labels, cotangent, tuple(saved))
-        return values.d_x, values.d_w, None
-    d_x, d_w, labels = kept.arrays
+def _read(options: Options, x: jax.Array, extra: Extra) -> Extra:
+    """A row whose targets have no weight is read for its lse if that is asked for."""
+    if "lse" in options.metrics and (extra.class_weights is not None or extra.soft_ids is not None):
+        return extra._replace(lse_cotangent=vary_like(jnp.zeros(x.shape[:-1], jnp.float32), x))
+    return extra
+
+
+def _forward(options: Options, x: Any, w: Any, labels: Any, extra: Any) -> tuple[Any, Any]:
+    for name in ("token_weights", "class_weights", "soft_probabilities", "denominator"):
+        primal = getattr(extra, name)
+        if primal is not None and primal.perturbed:
+            raise TypeError(f"{name} has no gradient, and is being differentiated: pass jax.lax.stop_gradient({name}), "
+                            "or take reduction='none' and weigh the losses outside")
+    wants = Wants(x.perturbed, w.perturbed, extra.bias is not None and extra.bias.perturbed)
+    x, w, labels, extra = jax.tree.map(lambda primal: primal.value, (x, w, labels, extra))
+    read = _read(options, x, extra)
+    # dw is no sum of saved parts scaled by one number: the backward pass has to see the cotangents.
+    later = wants.head and options.reduction == "none"
+    if later:
+        _check_plan(options, wants, x, w, labels, read)  # refuse now what the backward pass would refuse
+    now = _evaluate(options, _NOTHING if later else wants, x, w, labels, _ones(options, x), None, read)
+    scaled = None if later else (now.d_x, now.d_w, now.d_bias)
+    again = (x, w, labels, extra, (now.nll, now.peak, now.log_mass)) if later or "lse" in options.metrics else None
+    return _outputs(options, now), _Kept(wants, scaled, again)
+
+
+def _backward(options: Options, kept: Any, cotangents: Any) -> tuple[Any, Any, None, Any]:
+    of_loss, of_lse, _ = cotangents
+    lse_is_used = "lse" in options.metrics and not isinstance(of_lse, SymbolicZero)
+    if isinstance(of_loss, SymbolicZero) and not lse_is_used:
+        return None, None, None, None
+    if isinstance(of_loss, SymbolicZero):
+        of_loss = jnp.zeros(of_loss.shape, of_loss.dtype)
+    if kept.scaled is None or lse_is_used:
+        x, w, labels, extra, saved = kept.again
+        full = extra._replace(lse_cotangent=of_lse) if lse_is_used else _read(options, x, extra)
+        cotangent = of_loss if options.reduction == "none" else of_loss.reshape(1)
+        # No metrics a second time.
+        bare = options._replace(metrics=options.metrics & {"lse"}, top_k=0)
+        values = _evaluate(bare, kept.wants, x, w, labels, cotangent, saved, full)
+        return values.d_x, values.d_w, None, _bias_only(values.d_bias)
+    d_x, d_w, d_bias = kept.scaled
     if d_x is not None:
-        by_token = cotangent if options.reduction == "none" else cotangent[None]
         # 0 * inf is no 0: an ignored token's cotangent may be anything.
-        scale = jnp.where(labels == options.ignore_index, 0, by_token)[:, None]
-        d_x = (d_x.astype(jnp.float32) * scale).astype(d_x.dtype)
-    if d_w is not None:
-        d_w = (d_w.astype(jnp.float32) * cotangent).astype(d_w.dtype)
-    return d_x, d_w, None
+        scaled = d_x.astype(jnp.float32) * of_loss[..., None]
+        d_x = jnp.where(d_x == 0, 0, scaled).astype(d_x.dtype) if options.reduction == "none" else scaled.astype(d_x.dtype)
+    d_w, d_bias = (a if a is None else (a.astype(jnp.float32) * of_loss).astype(a.dtype) for a in (d_w, d_bias))
+    return d_x, d_w, None, _bias_only(d_bias)
+
+
+def _bias_only(d_bias: Any) -> Any:
+    return None if d_bias is None else Extra(bias=d_bias)
 
 
 @jax.tree_util.register_pytree_node_class
-class _Scaled:
-    """Gradients for a cotangent of 1."""
+class _Kept:
+    """For the backward pass: gradients for a cotangent of 1, or what it takes to form them, or both."""
 
-    def __init__(self, arrays: tuple[Any, ...]):
-        self.arrays = arrays
-
-    def tree_flatten(self) -> tuple[Any, None]:
-        return self.arrays, None
-
-    @classmethod
-    def tree_unflatten(cls, _: None, arrays: Any) -> _Scaled:
-        return cls(tuple(arrays))
-
-
-@jax.tree_util.register_pytree_node_class
-class _Later:
-    """What it takes to form the gradients once the cotangent is known."""
-
-    def __init__(self, wants: Wants, arrays: tuple[Any, ...]):
-        self.wants, self.arrays = wants, arrays
+    def __init__(self, wants: Wants, scaled: Any, again: Any):
+        self.wants, self.scaled, self.again = wants, scaled, again
 
     def tree_flatten(self) -> tuple[Any, Wants]:
-        return self.arrays, self.wants
+        return (self.scaled, self.again), self.wants
 
     @classmethod
-    def tree_unflatten(cls, wants: Wants, arrays: Any) -> _Later:
-        return cls(wants, tuple(arrays))
+    def tree_unflatten(cls, wants: Wants, parts: Any) -> _Kept:
+        return cls(wants, *parts)
 
 
 loss.defvjp(_forward, _backward, symbolic_zeros=True)

@@ -165,8 +165,7 @@ def run(settings: ArmSettings, emit: Callable[..., None]) -> None:
         start = time.perf_counter()
         compiled = compile_step(trainer, batches[0])
         seconds = time.perf_counter() - start
-        shape = {"vocab": gemma3.EMBEDDING_ROWS, "width": model.embed_dim}
-        logits = hlo.logit_arrays(compiled.as_text(), **shape)
+        logits = hlo.logit_arrays(compiled.as_text(), vocab=gemma3.EMBEDDING_ROWS)
         emit("compiled", seconds=seconds, planned_bytes=planned_bytes(compiled), logit_arrays=logits)
         if settings.arm == "cutloss" and logits:
             raise RuntimeError(f"the compiled step holds logits of many tokens: {', '.join(logits)}")

@@ -6,11 +6,10 @@ jax = pytest.importorskip("jax")
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles of the XLA lowering so small that a small problem has several, and a ragged last one."""
-    from cutloss.jax import _xla
+    from cutloss.jax import _tiles
 
     jax.clear_caches()  # compiled functions do not know that the constants changed
-    monkeypatch.setattr(_xla, "TOKEN_TILE", 16)
-    monkeypatch.setattr(_xla, "VOCAB_TILE", 32)
+    monkeypatch.setattr(_tiles, "choose", lambda *_: _tiles.Tile(tokens=16, ids=32))
     yield
     jax.clear_caches()
 

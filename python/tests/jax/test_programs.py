@@ -12,7 +12,7 @@ from programs import most_elements, results, shapes
 from cutloss.jax import linear_cross_entropy
 
 IMPLEMENTATIONS = ["cpu", "xla"]
-N, V, D = 2048, 16384 + 100, 24  # four token tiles of the XLA lowering, two vocabulary tiles and a tail
+N, V, D = 4104, 16384 + 100, 24  # five token tiles of the XLA lowering, four vocabulary tiles and a tail
 
 
 def arguments(n=N, dtype=F32):
@@ -32,7 +32,7 @@ def test_logits_are_stored(impl, argnums, reduction):
     compiled = step(argnums, impl, reduction=reduction, budget="8MiB").lower(*arguments()).compile()
     text = compiled.as_text()
     assert not [s for s in shapes(text) if len(s) > 1 and N in s and max(s) > V // 4], "tokens x vocabulary"
-    assert most_elements(text) <= max(512 * 8192, 8 << 20, V * D)
+    assert most_elements(text) <= max(1024 * 4096, 8 << 20, V * D)
     assert compiled.memory_analysis().temp_size_in_bytes < N * V * 4 / 2
 
 
@@ -91,7 +91,7 @@ def test_frozen_head_inside_a_model_computes_its_gradient():
 def test_workspace_is_hidden_from_xla():
     from cutloss.jax import _ffi, _options
 
-    options = _options.Options("mean", -100, None, "vd", "auto", None, 0, "auto")
+    options = _options.Options()
     x, w, y = arguments()
     plan, _ = _ffi.make_plan(options, _options.Wants(True, True), x, w, y)
     temp = step((0, 1), "auto").lower(x, w, y).compile().memory_analysis().temp_size_in_bytes

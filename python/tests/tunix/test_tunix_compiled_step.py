@@ -23,7 +23,7 @@ def steps():
 
 
 def logits(step):
-    return hlo.logit_arrays(step.as_text(), vocab=tiny.VOCAB, width=tiny.WIDTH)
+    return hlo.logit_arrays(step.as_text(), vocab=tiny.VOCAB)
 
 
 def test_tapped_dense_head_is_removed_by_the_compiler(steps):

@@ -56,7 +56,7 @@ void TestShape(std::int64_t hidden, std::int64_t rows) {
   for (std::size_t i = 0; i < table.size(); ++i) table[i] = value_at(i);
 
   AlignedFloats head(stride * static_cast<std::size_t>(groups));
-  PackHead<R>(table.data(), DType::f32, hidden, 1, 0, rows, hidden, head.data());
+  PackHead<R>(table.data(), DType::f32, hidden, 1, nullptr, 0, rows, hidden, padded, head.data());
   const auto packed = [&](std::int64_t v, std::int64_t d) {
     return head.data()[static_cast<std::size_t>(v / R) * stride + static_cast<std::size_t>(d * R + v % R)];
   };

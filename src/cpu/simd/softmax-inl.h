@@ -37,31 +37,20 @@ HWY_INLINE void AddCompensated(F32 d, Vec addend, Vec rescale, float* sum_at, fl
   hn::Store(TwoSum(d, hn::Mul(hn::Load(d, sum_at), rescale), addend, error_at), d, sum_at);
 }
 
-inline void Softmax(float* logits, std::int64_t rows, std::int64_t groups_rows, const std::int64_t* label_row,
-                    float softcap, PanelState state, float* weights, float* slopes, float* rescale) {
+inline void SoftcapTile(const float* logits, std::int64_t rows, float softcap, float* z, float* slopes) {
   const F32 d;
-  const bool capped = softcap > 0.0f;
-  float* z = logits;
-  if (capped) {
-    z = weights;
-    const Vec cap = hn::Set(d, softcap);
-    const Vec inverse_cap = hn::Set(d, 1.0f / softcap);
-    for (std::size_t i = 0; i < static_cast<std::size_t>(rows) * kPanel; i += kLanes) {
-      Vec slope;
-      hn::Store(Softcap(d, hn::Load(d, logits + i), cap, inverse_cap, slope), d, weights + i);
-      hn::Store(slope, d, slopes + i);
-    }
+  const Vec cap = hn::Set(d, softcap);
+  const Vec inverse_cap = hn::Set(d, 1.0f / softcap);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(rows) * kPanel; i += kLanes) {
+    Vec slope;
+    hn::Store(Softcap(d, hn::Load(d, logits + i), cap, inverse_cap, slope), d, z + i);
+    hn::Store(slope, d, slopes + i);
   }
+}
 
-  for (std::size_t lane = 0; lane < kPanel; ++lane) {
-    const std::int64_t row = label_row[lane];
-    if (row < 0 || row >= rows) continue;
-    const std::size_t at = static_cast<std::size_t>(row) * kPanel + lane;
-    state.label_logit[lane] = z[at];
-    state.label_slope[lane] = capped ? slopes[at] : 1.0f;
-    z[at] = -std::numeric_limits<float>::infinity();
-  }
-
+inline void Softmax(const float* z, std::int64_t rows, std::int64_t groups_rows, const float* slopes, PanelState state,
+                    float* weights, float* rescale) {
+  const F32 d;
   for (std::size_t half = 0; half < kPanel; half += kLanes) {
     const Vec old_max = hn::Load(d, state.max + half);
     Vec max_even = old_max;
@@ -87,38 +76,51 @@ inline void Softmax(float* logits, std::int64_t rows, std::int64_t groups_rows, 
       } else {
         sum_odd = hn::Add(sum_odd, e);
       }
-      hn::Store(capped ? hn::Mul(e, hn::Load(d, slopes + at)) : e, d, weights + at);
+      hn::Store(slopes != nullptr ? hn::Mul(e, hn::Load(d, slopes + at)) : e, d, weights + at);
     }
     AddCompensated(d, hn::Add(sum_even, sum_odd), scale, state.sum + half, state.sum_error + half);
   }
   ZeroRows(weights, rows, groups_rows);
+}
 
-  if (capped) return;
-  for (std::size_t lane = 0; lane < kPanel; ++lane) {
-    const std::int64_t row = label_row[lane];
-    if (row >= 0 && row < rows) logits[static_cast<std::size_t>(row) * kPanel + lane] = state.label_logit[lane];
+inline void Smooth(const float* z, const float* slopes, std::int64_t rows, std::int64_t groups_rows,
+                   const float* class_weights, float* weights, float* sum, float* sum_error) {
+  const F32 d;
+  const Vec one = hn::Set(d, 1.0f);
+  const Vec lowest = hn::Set(d, std::numeric_limits<float>::lowest());
+  for (std::size_t half = 0; half < kPanel; half += kLanes) {
+    Vec partial = hn::Zero(d);
+    for (std::int64_t v = 0; v < rows; ++v) {
+      const std::size_t at = static_cast<std::size_t>(v) * kPanel + half;
+      const Vec class_weight = class_weights == nullptr ? one : hn::Set(d, class_weights[v]);
+      const Vec value = hn::Load(d, z + at);
+      partial = hn::Add(partial, hn::IfThenZeroElse(hn::Lt(value, lowest), hn::Mul(class_weight, value)));
+      hn::Store(hn::Mul(class_weight, hn::Load(d, slopes + at)), d, weights + at);
+    }
+    hn::Store(TwoSum(d, hn::Load(d, sum + half), partial, sum_error + half), d, sum + half);
   }
+  ZeroRows(weights, rows, groups_rows);
 }
 
 inline void LogitsGradient(float* logits, std::int64_t rows, std::int64_t groups_rows, const std::int64_t* label_row,
-                           float softcap, PanelGradient gradient) {
+                           float softcap, PanelGradient gradient, const float* class_weights) {
   const F32 d;
   const bool capped = softcap > 0.0f;
+  const bool smoothed = gradient.smooth != nullptr;
   const Vec cap = hn::Set(d, softcap);
   const Vec inverse_cap = hn::Set(d, capped ? 1.0f / softcap : 0.0f);
   for (std::size_t half = 0; half < kPanel; half += kLanes) {
     const Vec max = hn::Load(d, gradient.max + half);
     const Vec weight = hn::Load(d, gradient.weight + half);
+    const Vec smooth = smoothed ? hn::Load(d, gradient.smooth + half) : hn::Zero(d);
     for (std::int64_t v = 0; v < rows; ++v) {
       float* at = logits + v * kPanel + half;
       Vec z = hn::Load(d, at);
-      Vec scale = weight;
-      if (capped) {
-        Vec slope;
-        z = Softcap(d, z, cap, inverse_cap, slope);
-        scale = hn::Mul(scale, slope);
-      }
-      hn::Store(hn::Mul(ExpNonPositive(d, hn::Sub(z, max)), scale), d, at);
+      Vec slope = hn::Set(d, 1.0f);
+      if (capped) z = Softcap(d, z, cap, inverse_cap, slope);
+      Vec dz = hn::Mul(ExpNonPositive(d, hn::Sub(z, max)), weight);
+      if (smoothed) dz = hn::Sub(dz, class_weights == nullptr ? smooth : hn::Mul(smooth, hn::Set(d, class_weights[v])));
+      hn::Store(capped ? hn::Mul(dz, slope) : dz, d, at);
     }
   }
   for (std::size_t lane = 0; lane < kPanel; ++lane) {

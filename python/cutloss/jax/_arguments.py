@@ -1,0 +1,150 @@
+"""Arrays and options of a call, checked and brought into the form that the lowerings take."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import _check
+from ._options import Extra, Options
+
+
+def known(array: Any) -> bool:
+    """Whether the values can be looked at now: not while tracing, nor where other hosts hold a part."""
+    if isinstance(array, jax.core.Tracer):
+        return False
+    return not isinstance(array, jax.Array) or array.is_fully_addressable
+
+
+def as_array(array: Any) -> Any:
+    return array if isinstance(array, jax.Array) else np.asarray(array)
+
+
+def ids(what: str, taken: Any, vocab: int, ignore_index: int) -> jax.Array:
+    """Labels as int32 or int64. Large unsigned ids are kept out of range instead of wrapping into it."""
+    _check.label_dtype(taken.dtype, what)
+    if known(taken):  # before JAX narrows int64, where an id of 2**32 + 5 would become 5
+        _check.label_values(np.asarray(taken), vocab, ignore_index)
+    if taken.dtype.kind == "u" and taken.dtype.itemsize >= 4:
+        top = 2**31 - (2 if ignore_index == 2**31 - 1 else 1)
+        narrow = jnp.minimum(jnp.asarray(taken), top).astype(jnp.int32)
+    elif taken.dtype in (np.int32, np.int64):
+        narrow = jnp.asarray(taken)  # int64 becomes int32 where x64 is off
+    else:
+        narrow = jnp.asarray(taken).astype(jnp.int32)
+    limits = jnp.iinfo(narrow.dtype)
+    if not limits.min <= ignore_index <= limits.max:
+        raise ValueError(f"ignore_index {ignore_index} does not fit {narrow.dtype}, in which JAX holds these "
+                         f"{taken.dtype} {what}: no label can equal it; use one that fits, such as -100")
+    return narrow
+
+
+def floats(what: str, array: Any, shape: tuple[int, ...]) -> jax.Array | None:
+    if array is None:
+        return None
+    array = as_array(array)
+    if array.dtype.kind not in "fiub" and array.dtype.name not in ("bfloat16", "float16"):
+        raise TypeError(f"{what}: dtype {array.dtype.name} is not taken; real numbers are")
+    _shape(what, array, shape)
+    return jnp.asarray(array).astype(jnp.float32)
+
+
+def bias(array: Any, vocab: int) -> jax.Array | None:
+    if array is None:
+        return None
+    array = jnp.asarray(array)
+    _check.dtype_name("bias", array.dtype)
+    _shape("bias", array, (vocab,))
+    return array
+
+
+def order(what: str, array: Any, vocab: int) -> jax.Array | None:
+    if array is None:
+        return None
+    array = as_array(array)
+    _check.label_dtype(array.dtype, what)
+    _shape(what, array, (vocab,))
+    if known(array) and not np.array_equal(np.sort(np.asarray(array)), np.arange(vocab)):
+        raise ValueError(f"{what} is no permutation of the ids [0, {vocab})")
+    return jnp.asarray(array).astype(jnp.int32)
+
+
+def soft_targets(value: Any, lead: tuple[int, ...], vocab: int, ignore_index: int) -> tuple[Any, Any]:
+    if value is None:
+        return None, None
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError(f"soft_targets: (ids, probabilities) is wanted, not {type(value).__name__}")
+    taken = as_array(value[0])
+    if taken.ndim != len(lead) + 1 or taken.shape[:-1] != lead or taken.shape[-1] < 1:
+        raise ValueError(f"soft_targets ids: shape {taken.shape}, where {(*lead, 'K')} with K >= 1 is wanted")
+    narrow = ids("soft_targets ids", taken, vocab, ignore_index)
+    rows = math.prod(lead)
+    weights = floats("soft_targets probabilities", value[1], taken.shape)
+    return narrow.reshape(rows, taken.shape[-1]), weights.reshape(rows, taken.shape[-1])
+
+
+def denominator(value: Any, reduction: str) -> jax.Array | None:
+    """A mean's, f32 []. One that is known must be finite and 0 or more; a traced one that is not makes NaN."""
+    if value is None:
+        return None
+    if reduction != "mean":
+        raise ValueError(f"denominator is given with reduction {reduction!r}; only 'mean' has one")
+    array = floats("denominator", value, ())
+    if known(array) and not (np.isfinite(array) and array >= 0):
+        raise ValueError(f"denominator is {float(array)}; it must be finite and 0 or more")
+    return jnp.where(jnp.isfinite(array) & (array >= 0), array, jnp.nan)
+
+
+def seed(value: Any) -> jax.Array:
+    """u32 [2], the low word first."""
+    if isinstance(value, jax.Array):
+        if value.dtype.kind not in "iu" or value.shape:
+            raise TypeError(f"seed: an integer is wanted, not {value.dtype.name} of shape {value.shape}")
+        return jnp.stack([value.astype(jnp.uint32), jnp.zeros((), jnp.uint32)])
+    number = _check.integer("seed", value, 0, 2**64 - 1)
+    return jnp.asarray(np.array([number % 2**32, number >> 32], np.uint32))
+
+
+def metrics(value: Any) -> tuple[frozenset[str], int]:
+    names = _check.names("metrics", value)
+    own = frozenset(name for name in names if name in ("lse", "nll", "valid_count"))
+    wanted = _check.metrics(tuple(name for name in names if name not in own))
+    return own | frozenset(wanted), wanted.get("top_k", 0)
+
+
+def valid_count(options: Options, labels: jax.Array | None, extra: Extra, tokens: int) -> jax.Array:
+    """i32: rows with a label that is not ignore_index (with soft targets: all that the shift leaves)."""
+    length = options.sequence or tokens
+    inside = (jnp.arange(tokens) % max(length, 1)) >= options.shift
+    return jnp.sum(inside if labels is None else inside & (labels.reshape(-1) != options.ignore_index), dtype=jnp.int32)
+
+
+def filter_eps(value: Any) -> float | None:
+    number = _check.optional_number("filter_eps", value)
+    if number is not None and math.isnan(number):
+        raise ValueError("filter_eps is nan; it is a gap in logits, inf for none that is too large")
+    return number
+
+
+def chunk_size(value: Any) -> int:
+    # The texts of jax-cce, whose function this replaces.
+    number = _check.integer("chunk_size", value, -(2**63))
+    if number <= 0:
+        raise ValueError(f"chunk_size must be positive, got {number}")
+    return number
+
+
+def shift(value: Any) -> int:
+    number = _check.integer("shift", value, -(2**63))
+    if number < 0:
+        raise ValueError(f"shift must be non-negative, got {number}")
+    return number
+
+
+def _shape(what: str, array: Any, shape: tuple[int, ...]) -> None:
+    if array.shape != shape:
+        raise ValueError(f"{what}: shape {array.shape}, where {shape} is wanted")

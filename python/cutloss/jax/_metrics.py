@@ -1,0 +1,84 @@
+"""Metrics of rows from tiles of logits. The state is a dict of f32 or i32 arrays [T] or [T, k]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ._options import Options
+
+_F32 = jnp.float32
+
+
+def start(options: Options, like: jax.Array) -> dict[str, jax.Array]:
+    """like: f32, of the tokens' shape."""
+    state = {}
+    if "entropy" in options.metrics:
+        state["entropy"] = jnp.zeros_like(like)
+    if {"argmax", "correct"} & options.metrics or options.filter_eps is not None:
+        state["best"] = like * 0 - jnp.inf
+        state["best_id"] = jnp.zeros_like(like, jnp.int32)
+    if options.top_k:
+        wide = jnp.broadcast_to(like[..., None], (*like.shape, options.top_k))
+        state["top"] = wide * 0 - jnp.inf
+        state["top_ids"] = jnp.full_like(wide, -1, jnp.int32)
+    return state
+
+
+def absorb(options: Options, state: dict[str, jax.Array], ids: jax.Array, z: jax.Array, p: jax.Array, base: jax.Array,
+           old_base: jax.Array, scale: jax.Array, total: jax.Array) -> dict[str, jax.Array]:
+    """p: exp(z - base) without the label's; scale, total: exp(old base - base) and the sum up to this tile."""
+    state = dict(state)
+    if "entropy" in state:
+        # sum of exp(z - base) (z - base): negative terms only, like all that the entropy is made of.
+        own = jnp.where(p > 0, p * (z - base[:, None]), 0).sum(1)
+        moved = jnp.where(total > 0, total * (old_base - base), 0)
+        state["entropy"] = jnp.where(scale > 0, scale * (state["entropy"] + moved), 0) + own
+    if "best" in state:
+        at = jnp.argmax(z, axis=1)
+        best, best_id = jnp.max(z, axis=1), ids[at]
+        first = (best > state["best"]) | ((best == state["best"]) & (best_id < state["best_id"]))
+        state["best"] = jnp.where(first, best, state["best"])
+        state["best_id"] = jnp.where(first, best_id, state["best_id"])
+    if "top" in state:
+        k = options.top_k
+        values, at = lax.top_k(z, min(k, z.shape[1]))
+        every = jnp.concatenate([state["top"], values], axis=1)
+        every_id = jnp.concatenate([state["top_ids"], ids[at]], axis=1)
+        state["top"], at = lax.top_k(jnp.where(every_id < 0, -jnp.inf, every), k)
+        state["top_ids"] = jnp.take_along_axis(every_id, at, axis=1)
+    return state
+
+
+def finish(options: Options, state: dict[str, jax.Array], rows: Any, top: jax.Array, label_logit: jax.Array,
+           total: jax.Array, peak: jax.Array, log_mass: jax.Array) -> dict[str, jax.Array]:
+    """top, total: of the others than the label. Tokens that are not looked at get 0, and -1 for an id."""
+    out = {}
+    if "entropy" in state:
+        base = jnp.where(peak == -jnp.inf, 0, peak)
+        others, label = jnp.exp(top - base), jnp.exp(label_logit - base)
+        mass = total * others + label
+        moved = jnp.where(total * others > 0, total * (top - base), 0)
+        terms = others * jnp.where(others > 0, state["entropy"] + moved, 0)
+        terms += jnp.where(label > 0, label * (label_logit - base), 0)
+        extra = jnp.where(label_logit >= top, jnp.log1p(total * others), jnp.log(mass))
+        out["entropy"] = jnp.where(mass > 0, extra - terms / mass, 0)
+    if "best_id" in state:
+        out["argmax"] = state["best_id"]
+        out["correct"] = state["best_id"] == rows.target
+    if "top" in state:
+        out["top_k_ids"] = state["top_ids"]
+        out["top_k_logprobs"] = (state["top"] - peak[:, None]) - log_mass[:, None]
+    return {name: _only_valid(rows.valid, value, name) for name, value in out.items()}
+
+
+def _only_valid(valid: jax.Array, value: jax.Array, name: str) -> jax.Array:
+    nothing = -1 if name in ("argmax", "top_k_ids", "rank") else False if name == "correct" else 0
+    return jnp.where(valid if value.ndim == 1 else valid[:, None], value, nothing)
+
+
+def rank(rows: Any, label_logit: jax.Array, larger: jax.Array) -> jax.Array:
+    return jnp.where(rows.valid & ~rows.bad, larger, -1)

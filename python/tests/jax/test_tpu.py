@@ -1,0 +1,101 @@
+"""Programs compiled for TPUs by the real compiler, on this CPU: what they hold and what they move."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tpu_checks
+
+MIB = 1 << 20
+TABLE = tpu_checks.VOCAB * tpu_checks.HIDDEN * 2
+GRADIENT_OF_X = tpu_checks.TOKENS * tpu_checks.HIDDEN * 4  # as it is summed, f32
+
+# `make test-long` puts libtpu here and not into .venv, where JAX would look for a TPU in every program.
+FOLDER = Path(__file__).parents[3] / "build" / "libtpu"
+
+
+def compile_for_tpu(*names):
+    if not FOLDER.exists() and importlib.util.find_spec("libtpu") is None:
+        pytest.skip("libtpu is not installed: make test-long does, or pip install --target build/libtpu libtpu==0.0.42.1")
+    path = os.pathsep.join([str(Path(__file__).parents[1]), str(FOLDER), *filter(None, sys.path)])
+    run = subprocess.run([sys.executable, tpu_checks.__file__, *names], env=os.environ | {"PYTHONPATH": path},
+                         capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-4000:]
+    return {r["name"]: r for r in map(json.loads, filter(lambda line: line.startswith("{"), run.stdout.splitlines()))}
+
+
+@pytest.fixture(scope="module")
+def programs():
+    return compile_for_tpu(*tpu_checks.CASES)
+
+
+def beside(program):
+    """Bytes that are neither arguments nor results, at most, on-chip memory included."""
+    return program["peak_bytes"] - program["argument_bytes"] - program["output_bytes"]
+
+
+def test_logits_leave_the_chip():
+    check_frozen(compile_for_tpu("1 frozen")["1 frozen"])
+
+
+def check_frozen(program):
+    assert program["logits"] == [], program["logits"]
+    assert program["temp_bytes"] <= 1.25 * MIB, program["text"]  # a few vectors over the tokens; a tile is 32 MiB
+    assert beside(program) <= 64 * MIB, program["text"]
+
+
+def moved(program, kind):
+    """Bytes in one step, and those in loops; counts of tokens and devices left out."""
+    rows = [c for c in program["collectives"] if c["kind"] == kind and c["bytes"] > 64]
+    return sum(c["total_bytes"] for c in rows), sum(c["total_bytes"] for c in rows if c["loops"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name,gathered", [("fsdp4 frozen", 1), ("fsdp2tp2 frozen", 1 / 2), ("tp4 frozen", 0)])
+def test_table_is_gathered_twice_or_kept(programs, name, gathered):
+    program = programs[name]
+    check_frozen(program)
+    assert program["loop_bytes"] == moved(program, "all-gather")[1] <= gathered * TABLE, program["text"]
+    # Outside loops: three f32 a token and the gradient of x, once.
+    assert moved(program, "all-reduce")[0] <= GRADIENT_OF_X + 3 * 4 * tpu_checks.TOKENS, program["text"]
+    assert all(len(c["loops"]) <= 1 for c in program["collectives"]), program["text"]
+
+
+@pytest.mark.long
+def test_trainable_head_needs_more_than_its_gradient(programs):
+    program = programs["1 trainable"]
+    assert program["logits"] == []
+    assert program["temp_bytes"] <= 1.25 * MIB, program["text"]
+    assert beside(program) <= 64 * MIB, program["text"]  # the gradient is a result
+
+
+@pytest.mark.long
+def test_gradient_of_a_split_table_is_summed_whole(programs):
+    program = programs["fsdp2tp2 trainable"]
+    assert program["logits"] == []
+    # The gathered half of the table is kept, so that it is gathered once; its gradient is reduced in f32.
+    assert beside(program) <= TABLE / 2 + 64 * MIB, program["text"]
+    assert moved(program, "all-gather")[0] <= TABLE / 2, program["text"]
+    assert moved(program, "reduce-scatter")[0] <= TABLE, program["text"]
+    assert all("f32" in c["array"] for c in program["collectives"] if c["kind"] == "reduce-scatter"), program["text"]
+
+    program = programs["fsdp8 trainable by tile"]
+    table = 50264 * tpu_checks.HIDDEN * 2
+    assert program["logits"] == []
+    assert beside(program) <= 64 * MIB, program["text"]
+    assert moved(program, "all-gather")[0] <= 2 * table, program["text"]
+    assert moved(program, "reduce-scatter")[0] <= 2 * table, program["text"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["fsdp4tp2 ragged", "fsdp2tp4 4B", "v6e frozen", "v5p frozen"])
+def test_other_shapes_or_chips_spill(programs, name):
+    program = programs[name]
+    assert program["logits"] == [], program["logits"]
+    assert all(len(c["loops"]) <= 1 for c in program["collectives"]), program["text"]
+    # Two copies of the gradient of x and one of its f32 sum may be in main memory; a tile of logits, 16 MiB or more, not.
+    assert program["temp_bytes"] <= 4 * program["output_bytes"] + 8 * MIB, program["text"]

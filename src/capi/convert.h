@@ -1,0 +1,59 @@
+// C structs as C++ values, and the one place where exceptions are caught.
+#ifndef CUTLOSS_SRC_CAPI_CONVERT_H_
+#define CUTLOSS_SRC_CAPI_CONVERT_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+
+#include "cutloss/cutloss.h"
+#include "cutloss/cutloss.hpp"
+#include "src/problem/text.h"
+
+namespace cutloss::capi {
+
+#define CUTLOSS_TRY(expression) \
+  if (::cutloss::Status try_status = (expression); !try_status.ok()) return try_status
+
+// Calls, keeps the text of a failure for cutloss_last_error(), and lets no exception out.
+cutloss_status guarded(const std::function<Status()>& call);
+const char* last_error_text();
+
+// What _init gives a struct of this version.
+template <typename T>
+void zeros(T* to) {
+  std::memset(to, 0, sizeof(T));  // padding too, which an assignment may leave
+  to->size = sizeof(T);
+}
+void problem_defaults(cutloss_problem* to);
+
+// The caller's struct, with defaults for the fields that its version did not have.
+template <typename T>
+Status read(const char* argument, const T* from, void (*defaults)(T*), T& to) {
+  defaults(&to);
+  if (from == nullptr) return invalid(argument, " is null");
+  if (from->size < sizeof(from->size)) {
+    return invalid(argument, ".size is ", from->size, "; set it (cutloss_", argument,
+                   "_init does, where there is one)");
+  }
+  std::memcpy(&to, from, std::min(from->size, sizeof(T)));
+  return Status();
+}
+
+template <typename E>
+Status to_enum(const char* field, std::int32_t value, std::int32_t count, E& to) {
+  if (value < 0 || value >= count) return invalid(field, " is ", value, "; it must be in [0, ", count, ")");
+  to = static_cast<E>(value);
+  return Status();
+}
+
+Status to_problem(const cutloss_problem* from, Problem& to);
+Status to_inputs(const cutloss_inputs* from, Inputs& to);
+// report: where the caller wants the filter's report, or null.
+Status to_outputs(const cutloss_outputs* from, Outputs& to, cutloss_filter_report*& report);
+void write_report(const FilterReport& from, cutloss_filter_report* to);
+
+}  // namespace cutloss::capi
+
+#endif  // CUTLOSS_SRC_CAPI_CONVERT_H_
