@@ -153,7 +153,7 @@ CheckReport run_check(const CheckCase& test, const reference::Reference& want, M
   if (!run_with(one.get(), first)) return report;
 
   if (p.reduction == Reduction::none) {
-    compare("loss", DType::f32, first.loss, want.nll, want.nll_bound, 0, report);
+    compare("loss", DType::f32, first.loss, want.row_loss, want.row_loss_bound, 0, report);
   } else {
     compare("loss", DType::f32, first.loss, {want.loss}, {want.loss_bound}, 0, report);
   }

@@ -77,7 +77,8 @@ RowFactors row_factors(const Context& context, std::int64_t table_row, const Row
   if (std::isinf(softmax.lse) && softmax.lse < 0) return {token_weight * softmax.nll, 0, 0, 0, 0};
 
   const double g = upstream(context, row);
-  const double h = p.lse_cotangent ? context.inputs.lse_cotangent[row] : 0;
+  // A mean over no weight has no gradient at all.
+  const double h = p.lse_cotangent && context.objective.scale != 0 ? context.inputs.lse_cotangent[row] : 0;
   const double rest = g * (rest_weight + 2 * p.z_loss * softmax.lse) + h;
   return {token_weight * loss, g * label_weight + rest, g * label_weight * softmax.label_minus_1 + rest * softmax.label,
           g * smooth, g};

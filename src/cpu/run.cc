@@ -129,9 +129,10 @@ Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, std::
     Capped capped(*executor, plan.threads);
     cpu::Context context{plan, inputs, outputs, *kernels, map, capped, workspace.data(), {}};
     if (p.soft_targets > 0) cpu::gather_targets(context, rows.computed);
+    // Before the objective: both use workspace.vector, and the loss pass reads the objective's.
+    if (p.metrics.mean_logits) cpu::mean_logits(context, rows.computed);
     context.objective = cpu::prepare_objective(context, rows.computed);
     scale = context.objective.scale;
-    if (p.metrics.mean_logits) cpu::mean_logits(context, rows.computed);
     if (plan.mode == Mode::sparse) {
       report = cpu::run_sparse(context, rows.computed);
     } else {

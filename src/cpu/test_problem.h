@@ -149,7 +149,7 @@ inline Worst compare(const Plan& plan, const Answer& a, const reference::Referen
   for (std::size_t i = 0; i < a.nll.size(); ++i) {
     worst.add("nll", i, a.nll[i], r.nll[i], r.nll_bound[i]);
     worst.add("lse", i, a.lse[i], r.lse[i], r.lse_bound[i]);
-    if (p.reduction == Reduction::none) worst.add("loss", i, a.loss[i], r.nll[i], r.nll_bound[i]);
+    if (p.reduction == Reduction::none) worst.add("loss", i, a.loss[i], r.row_loss[i], r.row_loss_bound[i]);
   }
   if (p.reduction != Reduction::none) worst.add("loss", 0, a.loss[0], r.loss, r.loss_bound);
   for (std::size_t i = 0; i < a.d_e.size(); ++i) worst.add("d_e", i, a.d_e.get(i), r.d_e[i], r.d_e_bound[i]);
