@@ -218,7 +218,7 @@ RowLoss loss_of(const Problem& p, const Data& data, const Row& row, const Softma
   const double rest = rest_of(s, row.label);
   out.nll = s.z[y] == -kInfinity ? kInfinity : s.lse - s.z[y];
   if (rest < 0.5) out.nll = -std::log1p(-rest);
-  out.nll_err = s.relative * rest + u * std::abs(out.nll) + kTiny;
+  if (std::isfinite(out.nll)) out.nll_err = s.relative * rest + u * std::abs(out.nll) + kTiny;
   if (s.max == -kInfinity) return {kInfinity, 0, row.weight * kInfinity, 0, 0, 0, 0, 0};
 
   if (p.soft_targets == 0) {
