@@ -136,7 +136,7 @@ struct Problem {
   Reduction reduction = Reduction::mean;
   std::int64_t ignore_index = -100;  // also pads the ids of soft targets
   BadLabels bad_labels = BadLabels::error;
-  std::optional<DType> bias_dtype;  // given: there is a bias [V]; f32, bf16 or f16. -inf masks an id
+  std::optional<DType> bias_dtype;  // given: there is a bias [V]; f32, bf16 or f16. -inf masks an id (without softcap)
   float logit_scale = 1.0f;         // finite; the inverse of a temperature
   std::optional<float> softcap;     // cap * tanh(logit / cap), cap in [2^-64, 2^64]
   bool token_weights = false;       // f32 [N]; a row of weight 0 is not looked at

@@ -137,8 +137,9 @@ void write_metrics(const Context& context, const RowMetrics& row, const RowSoftm
     out.rank[to] = row.has_label ? rank : kNone;
   }
   if (m.argmax) {
-    float best = row.has_label ? label_logit : kLowest;
-    std::int64_t id = row.has_label ? label : kNone;
+    const bool in_play = row.has_label && label_logit > kLowest;  // where every id is masked there is none
+    float best = in_play ? label_logit : kLowest;
+    std::int64_t id = in_play ? label : kNone;
     for (std::int64_t s = 0; s < row.slices; ++s) {
       const MetricState state = slice(s).metrics;
       if (state.best_id[row.lane] != kNone && before(state.best[row.lane], state.best_id[row.lane], best, id)) {

@@ -350,6 +350,30 @@ TEST_P(EveryTarget, SumOverALargeVocabularyIsCompensated) {
   EXPECT_NEAR(answer.lse[0], want.lse[0], 4e-6);  // 2 units in the last place of 13
 }
 
+TEST_P(EveryTarget, FullyMaskedRowsHaveAnInfiniteLossAndNoArgmax) {
+  Case test = Case::random(3, 20, 4, 21, 1.0f, DType::f32, false);
+  test.problem.bias_dtype = DType::f32;
+  test.problem.metrics.argmax = true;
+  test.problem.want_d_e = true;
+  std::vector<float> bias(20, -std::numeric_limits<float>::infinity());
+  Inputs in = test.inputs();
+  in.bias = bias.data();
+  float loss = 0, d_e[12];
+  std::int64_t argmax[3] = {5, 5, 5};
+  std::uint8_t correct[3] = {1, 1, 1};
+  Outputs out{&loss};
+  out.d_e = d_e;
+  out.argmax = argmax;
+  out.correct = correct;
+  ASSERT_TRUE(run(plan(test.problem).value(), in, out).ok());
+  EXPECT_EQ(loss, std::numeric_limits<float>::infinity());
+  for (const float value : d_e) EXPECT_EQ(value, 0.0f);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(argmax[i], -1);
+    EXPECT_EQ(correct[i], 0);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, EveryTarget, ::testing::ValuesIn(available_targets()),
                          [](const auto& param) { return param.param; });
 

@@ -139,8 +139,8 @@ Plan fill(const Problem& p, Mode mode, const cpu::Kernels& kernels, std::int64_t
     plan.head_tokens = smallest ? kernels.panel : std::min(round_up(kHeadTokens, kernels.panel), tokens);
     plan.head_tiles = 1;
     if (mode == Mode::recompute && !smallest) {
-      plan.head_tiles =
-          std::clamp<std::int64_t>(tiles / (4 * shape.threads), 1, std::max<std::int64_t>(1, kHeadRows / tile));
+      plan.head_tiles = std::clamp<std::int64_t>(tiles / (std::int64_t{4} * shape.threads), 1,
+                                                 std::max<std::int64_t>(1, kHeadRows / tile));
     }
   }
   if (p.filter == Filter::tile) plan.epsilon = *p.epsilon;
