@@ -33,7 +33,11 @@ constexpr std::int64_t kHeadRows = 768;          // vocabulary rows over which p
 constexpr double kFlopsPerThread = 8e6;          // a thread takes 20 us to start, about 2 MFLOP of work
 
 // The second accumulator that smoothing needs under a softcap is one more product over the vocabulary.
-double hidden_products(const Problem& p) { return !p.want_d_e ? 0 : p.softcap && p.label_smoothing > 0 ? 2 : 1; }
+double hidden_products(const Problem& p) {
+  if (!p.want_d_e) return 0;
+  if (p.filter == Filter::tile) return 2;  // forms the logits once more; what it will drop is not known
+  return p.softcap && p.label_smoothing > 0 ? 2 : 1;
+}
 
 double units_of(const Problem& p, Mode mode) {
   const double head = p.want_d_c ? 1 : 0;  // dbias alone is a matrix-vector product

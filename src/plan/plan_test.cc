@@ -45,6 +45,16 @@ TEST(Plan, CountsUnitsByTheProductsThatAreMade) {
   EXPECT_EQ(plan_with(problem(9, 9, 9, false, true), {}, Mode::recompute)->units, 3);
 }
 
+// dE of filter "tile" needs the lse first, so it forms the logits again.
+TEST(Plan, TileFilterCountsTheLogitsItFormsAgain) {
+  for (const bool d_c : {false, true}) {
+    Problem p = problem(9, 9, 9, true, d_c);
+    p.filter = Filter::tile;
+    p.epsilon = 0x1p-12f;
+    EXPECT_EQ(plan_with(p, {})->units, d_c ? 5 : 3);
+  }
+}
+
 TEST(Plan, BudgetTooSmallNamesTheSmallestThatWorks) {
   for (const bool d_c : {false, true}) {
     const Problem p = problem(4096, 32000, 256, true, d_c);
