@@ -209,7 +209,7 @@ struct Plan {
   std::int64_t head_tokens = 0;       // tokens per step of the dC pass
   std::int64_t head_tiles = 0;        // vocabulary tiles per task of the dC pass
   bool head_sum = false;              // dC is summed apart from its output, which is not f32 or keeps rounding errors
-  float epsilon = 0;                  // mode sparse: entries with p below this are left out or left to chance
+  float epsilon = 0;                  // of a filter; 0: none
   std::int64_t group_tokens = 0;      // mode sparse: rows whose kept entries are held at once, if dC is wanted
   std::int64_t panel_entries = 0;     // mode sparse: entries of a panel of rows, above which it is done exactly
   std::shared_ptr<const Plan> exact;  // mode sparse: how rows are redone

@@ -4,6 +4,7 @@
 #include "src/cpu/element.h"
 #include "src/cpu/float_env.h"
 #include "src/cpu/passes.h"
+#include "src/cpu/two_sum.h"
 #include "src/plan/arith.h"
 #include "src/problem/resolve.h"
 
@@ -29,12 +30,8 @@ const float* add_to_sum(const Context& context, std::int64_t row, const float* v
   }
   float* error = context.workspace.d_c_error + row * columns;
   for (std::int64_t column = 0; column < columns; ++column) {
-    // Knuth's two-sum.
-    const float before = started ? sum[column] : 0.0f;
-    const float total = before + values[column];
-    const float added = total - before;
-    error[column] = (started ? error[column] : 0.0f) + ((before - (total - added)) + (values[column] - added));
-    sum[column] = total;
+    if (!started) sum[column] = error[column] = 0.0f;
+    error[column] += AddTwoSum(sum[column], values[column]);
   }
   if (last) context.kernels.axpy(1.0f, error, columns, sum);
   return sum;
@@ -167,6 +164,32 @@ class HeadTask {
 };
 
 }  // namespace
+
+bool gradient_tile(const Context& context, std::int64_t first, std::int64_t end, std::int64_t tile_row,
+                   std::int64_t rows, const float* class_weights, std::int64_t* label_row, float* logits) {
+  const Problem& p = context.plan.problem;
+  const RowTable& table = context.workspace.rows;
+  const std::int64_t w = context.workspace.geometry.panel;
+  label_rows(context, first, end, tile_row, label_row);
+  const float* smooth = table.smooth == nullptr ? nullptr : table.smooth + first;
+  context.kernels.logits_gradient(
+      logits, rows, ceil_div(rows, context.workspace.geometry.rows), label_row, softcap_or_zero(p),
+      {table.max + first, table.weight + first, table.label_grad + first, smooth}, class_weights);
+  if (p.soft_targets > 0) {
+    for (const PanelTarget& target : targets_in(context, first, tile_row, tile_row + rows)) {
+      logits[(target.position - tile_row) * w + target.lane] -=
+          table.target[first + target.lane] * target.probability * target.slope;
+    }
+  }
+  if (p.filter != Filter::tile) return true;
+  float largest[kMaxPanel];
+  context.kernels.largest_magnitude(logits, rows, largest);
+  for (std::int64_t lane = 0; lane < std::min(w, end - first); ++lane) {
+    // Not below: NaN counts.
+    if (!(largest[lane] < context.plan.epsilon * table.scale[first + lane])) return true;
+  }
+  return false;
+}
 
 void store_head_row(const Context& context, std::int64_t position, const float* values, bool started, bool last) {
   const std::int64_t id = id_at(context, position);

@@ -27,9 +27,8 @@ class LossTask {
   LossTask(const Context& context, std::int64_t range_first)
       : context_(context), plan_(context.plan), g_(context.workspace.geometry), range_first_(range_first) {}
 
-  // One block against tiles [tile, tile_end) of the vocabulary, which are slice `slice` of it.
-  void stream(const Block& block, std::int64_t slice, std::int64_t tile, std::int64_t tile_end,
-              const LossScratch& scratch, const LossState& state) const {
+  // One block against one slice of the vocabulary.
+  void stream(const Block& block, std::int64_t slice, const LossScratch& scratch, const LossState& state) const {
     pack_token_panels(context_, block.first, block.count, block.panels, scratch.tokens);
     reset(block, state);
     if (state.metrics.label_logit != nullptr) {
@@ -39,14 +38,9 @@ class LossTask {
                      state.metrics.label_logit + lane);
       }
     }
-    const std::int64_t first_tile = tile;
-    for (; tile < tile_end; ++tile) {
-      const Tile at{tile,
-                    tile * g_.tile_rows,
-                    std::min(g_.tile_rows, plan_.problem.vocab - tile * g_.tile_rows),
-                    first_tile,
-                    tile_end,
-                    slice};
+    for (std::int64_t tile = slice_begin(plan_, g_, slice); tile < slice_begin(plan_, g_, slice + 1); ++tile) {
+      const std::int64_t first_row = tile * g_.tile_rows;
+      const VocabTile at{tile, first_row, std::min(g_.tile_rows, plan_.problem.vocab - first_row), slice};
       pack_head_tile(context_, at.row, at.rows, scratch.head);
       if (plan_.mode == Mode::sparse) widen_tile(context_, at.row, at.rows, scratch);
       const float* class_weights = tile_class_weights(context_, at.row, at.rows, scratch.class_weights);
@@ -61,23 +55,10 @@ class LossTask {
     const RowTable& table = context_.workspace.rows;
     for (std::int64_t i = 0; i < block.count; ++i) finish_row(block.first + i, i, slot, slices);
     if (table.max == nullptr) return;
-    for (std::int64_t i = block.first + block.count; i % g_.panel != 0; ++i) {
-      table.max[i] = table.weight[i] = table.label_grad[i] = 0.0f;
-      if (table.smooth != nullptr) table.smooth[i] = 0.0f;
-      if (table.target != nullptr) table.target[i] = 0.0f;
-    }
+    for (std::int64_t i = block.first + block.count; i % g_.panel != 0; ++i) leave_out(i);
   }
 
  private:
-  struct Tile {
-    std::int64_t index;
-    std::int64_t row;
-    std::int64_t rows;
-    std::int64_t first_of_slice;
-    std::int64_t end_of_slice;
-    std::int64_t slice;
-  };
-
   // Lane `i` of the block once all slices have seen the vocabulary.
   struct Row {
     std::int64_t table_row;
@@ -107,14 +88,14 @@ class LossTask {
   // Floats of the accumulator for one token.
   std::int64_t accumulator_row() const { return plan_.mode == Mode::sparse ? g_.row_stride : g_.padded_depth; }
 
-  float* saved_logits(const Block& block, std::int64_t lane, const Tile& tile) const {
+  float* saved_logits(const Block& block, std::int64_t lane, const VocabTile& tile) const {
     const std::int64_t chunk_panel = (block.first - range_first_ + lane) / g_.panel;
     return context_.workspace.saved_logits +
            (tile.index * (plan_.chunk_tokens / g_.panel) + chunk_panel) * g_.logits_tile;
   }
 
   // One tile against the panel of the block that begins at `lane`.
-  void meet(const Block& block, std::int64_t lane, const Tile& tile, const float* class_weights,
+  void meet(const Block& block, std::int64_t lane, const VocabTile& tile, const float* class_weights,
             const LossScratch& scratch, const LossState& state) const {
     const Problem& p = plan_.problem;
     const Kernels& kernels = context_.kernels;
@@ -135,10 +116,7 @@ class LossTask {
     const std::int64_t live = std::min(g_.panel, block.count - lane);
     observe_tile(context_, state.metrics, lane, live, z, tile.rows, tile.row, state.max + lane, scratch);
     if (sparse) {
-      filter_tile(context_,
-                  {tile.index, tile.row, tile.rows, tile.index + 1 == tile.end_of_slice, tile.first_of_slice,
-                   tile.slice, block.first + lane, lane, live, range_first_},
-                  scratch, state);
+      filter_tile(context_, tile, {block.first + lane, lane, live, range_first_}, scratch, state);
     } else if (streams_d_e(p)) {
       kernels.hidden_gradient(scratch.head, stride, groups, scratch.weights, g_.padded_depth, scratch.rescale,
                               state.accumulator + lane * g_.padded_depth);
@@ -153,7 +131,7 @@ class LossTask {
     }
   }
 
-  void read_targets(const Block& block, std::int64_t lane, const Tile& tile, const float* z,
+  void read_targets(const Block& block, std::int64_t lane, const VocabTile& tile, const float* z,
                     const LossScratch& scratch) const {
     if (plan_.problem.soft_targets == 0) return;
     for (PanelTarget& target : targets_in(context_, block.first + lane, tile.row, tile.row + tile.rows)) {
@@ -164,7 +142,7 @@ class LossTask {
   }
 
   // The label's logit leaves the tile: the softmax runs over the others.
-  void lift_labels(const Block& block, std::int64_t lane, const Tile& tile, float* z, const LossScratch& scratch,
+  void lift_labels(const Block& block, std::int64_t lane, const VocabTile& tile, float* z, const LossScratch& scratch,
                    const LossState& state) const {
     label_rows(context_, block.first + lane, block.first + block.count, tile.row, scratch.label_row);
     for (std::int64_t i = 0; i < g_.panel; ++i) {
@@ -177,11 +155,9 @@ class LossTask {
     }
   }
 
-  bool label_owned(std::int64_t table_row, std::int64_t slice, std::int64_t slices) const {
+  bool label_owned(std::int64_t table_row, std::int64_t slice) const {
     const std::int64_t position = context_.workspace.rows.position[table_row];
-    if (position == kBadLabel) return false;
-    const std::int64_t tile = position / g_.tile_rows;
-    return tile >= slice * g_.tiles / slices && tile < (slice + 1) * g_.tiles / slices;
+    return position != kBadLabel && slice_of(plan_, g_, position / g_.tile_rows) == slice;
   }
 
   void finish_row(std::int64_t table_row, std::int64_t lane, std::int64_t slot, std::int64_t slices) const {
@@ -193,7 +169,7 @@ class LossTask {
     for (std::int64_t s = 0; s < slices; ++s) {
       const LossState state = slice(s);
       max = std::max<double>(max, state.max[lane]);
-      if (!label_owned(table_row, s, slices)) continue;
+      if (!label_owned(table_row, s)) continue;
       has_label = true;
       label_logit = state.label_logit[lane];
       row.label_slope = state.label_slope[lane];
@@ -214,20 +190,20 @@ class LossTask {
       filtered = join_filter(context_, lane, slot, slices, max, softmax.weight);
       if (filtered.flat) {
         certify(context_, table_row, filtered, 0);
-        return leave_row(table_row);
+        return leave_out(table_row);
       }
     }
     row.factors = row_factors(context_, table_row, softmax, target_logits(table_row, capped_sum, label_logit));
     row.weight = row.factors.softmax * softmax.weight;
     if (plan_.mode == Mode::sparse && !certify(context_, table_row, filtered, row.factors.softmax)) {
-      return leave_row(table_row);
+      return leave_out(table_row);
     }
     write_metrics(context_, {table_row, lane, slot, slices, max, sum, label_logit, has_label}, softmax);
     write_row(row, softmax);
   }
 
-  // A row that will be redone adds nothing to dC now.
-  void leave_row(std::int64_t table_row) const {
+  // Adds nothing to dC: a lane that is no row, or a row that will be redone.
+  void leave_out(std::int64_t table_row) const {
     const RowTable& table = context_.workspace.rows;
     for (float* column : {table.max, table.weight, table.label_grad, table.smooth, table.target}) {
       if (column != nullptr) column[table_row] = 0.0f;
@@ -273,10 +249,10 @@ class LossTask {
 
     const double label_grad = row.factors.label * row.label_slope;
     if (table.max != nullptr) {
-      const double label_smooth = table.smooth == nullptr
-                                      ? 0
-                                      : row.factors.smooth * row.label_slope *
-                                            class_weight(context_, std::max<std::int64_t>(table.label[at], 0));
+      // Mode sparse takes smoothing off all rows at once.
+      const bool smoothed = table.smooth != nullptr && plan_.mode != Mode::sparse;
+      const double weight = class_weight(context_, std::max<std::int64_t>(table.label[at], 0));
+      const double label_smooth = smoothed ? row.factors.smooth * row.label_slope * weight : 0;
       table.max[at] = static_cast<float>(row.max);
       table.weight[at] = static_cast<float>(row.weight);
       table.label_grad[at] = static_cast<float>(label_grad - label_smooth);
@@ -374,8 +350,7 @@ void loss_pass(const Context& context, std::int64_t first, std::int64_t count) {
     const std::int64_t slot = slices == 1 ? worker : index;
     const std::int64_t slice = index % slices;
     const Block block = block_at(index / slices);
-    task.stream(block, slice, slice * g.tiles / slices, (slice + 1) * g.tiles / slices, workspace.loss_scratch(worker),
-                workspace.loss_state(slot));
+    task.stream(block, slice, workspace.loss_scratch(worker), workspace.loss_state(slot));
     if (slices == 1) task.finish(block, slot, 1);
   });
   if (slices > 1) {

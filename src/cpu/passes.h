@@ -52,7 +52,7 @@ void head_pass(const Context& context, const HeadRange& range);
 // The passes of an exact mode over the first `rows` rows. `started`: see HeadRange.
 void run_exact(const Context& context, std::int64_t rows, bool started);
 
-// dz of a logits tile of the panel at table row `first`, in place; false where filter "tile" drops it (tile_filter.cc).
+// dz of a logits tile of the panel at table row `first`, in place; false where filter "tile" drops it.
 bool gradient_tile(const Context& context, std::int64_t first, std::int64_t end, std::int64_t tile_row,
                    std::int64_t rows, const float* class_weights, std::int64_t* label_row, float* logits);
 // dE of the first `rows` rows under filter "tile"; needs their loss_pass.
@@ -61,12 +61,24 @@ void filtered_pass(const Context& context, std::int64_t rows);
 // One row of dC and dbias, from slice_columns values; `sum`: through the sums that ranges share.
 void store_head_row(const Context& context, std::int64_t position, const float* values, bool started, bool last);
 
+// A tile of the vocabulary and the slice it belongs to.
+struct VocabTile {
+  std::int64_t index;
+  std::int64_t row;  // position of its first row
+  std::int64_t rows;
+  std::int64_t slice;
+};
+
 // -------------------------------------------------------------------------------------------------- packing (tile.cc)
 
 // Tile of packed head rows [tile_row, tile_row + rows) in the order of the vocabulary, with the bias as last column.
 void pack_head_tile(const Context& context, std::int64_t tile_row, std::int64_t rows, float* out);
 // The same for the rows ids[0, rows).
 void pack_head_rows(const Context& context, const std::int64_t* ids, std::int64_t rows, float* out);
+// Row `id` of the table as f32: in place where it lies so, else widened into `scratch`.
+const float* float_table_row(const Context& context, std::int64_t id, float* scratch);
+// The hidden states of caller's row `row` as f32, times logit_scale.
+void float_hidden_row(const Context& context, std::int64_t row, float* out);
 // Hidden states of `count` table rows from `first`, times logit_scale, and 1 where there is a bias
 // -> panels[depth][W], lanes beyond count zero.
 void pack_token_panels(const Context& context, std::int64_t first, std::int64_t count, std::int64_t panels, float* out);

@@ -56,7 +56,6 @@ void reduce(const Problem& p, const RowTable& table, double scale, float* loss) 
 FilterReport tile_report(const Workspace& workspace, std::int64_t computed) {
   FilterReport report;
   report.rows = computed;
-  report.epsilon = workspace.plan->epsilon;
   const std::int64_t counts = workspace.plan->problem.want_d_e ? computed : workspace.geometry.tiles;
   for (std::int64_t i = 0; i < counts && computed > 0; ++i) {
     report.kept_entries += static_cast<double>(workspace.rows.kept[i]);
@@ -119,7 +118,6 @@ Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, std::
   std::fill_n(map.rows.loss, p.tokens, 0.0);
   double scale = 1;
   FilterReport report;
-  report.epsilon = plan.mode == Mode::sparse ? plan.epsilon : 0;
   if (rows.computed > 0) {
     std::unique_ptr<Executor> own;
     if (executor == nullptr) {
@@ -140,6 +138,7 @@ Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, std::
     }
   }
   if (p.filter == Filter::tile && wants_gradient(p)) report = tile_report(map, rows.computed);
+  report.epsilon = plan.epsilon;
   if (outputs.filter_report != nullptr) *outputs.filter_report = report;
   reduce(p, map.rows, scale, outputs.loss);
   return Status();

@@ -13,18 +13,11 @@ namespace cutloss::cpu {
 // The first `rows` rows of the table.
 FilterReport run_sparse(const Context& context, std::int64_t rows);
 
-// ------------------------------------------------------------------------------------ for the loss pass
-// (sparse_tile.cc)
+// --------------------------------------------------------------------------------- for the loss pass (sparse_tile.cc)
 
-// A tile that a panel of rows meets, its softmax done without slopes: scratch.weights are masses.
-struct SparseTile {
-  std::int64_t index;
-  std::int64_t row;  // position of its first vocabulary row
-  std::int64_t rows;
-  bool ends_slice;
-  std::int64_t first_tile;  // of the slice
-  std::int64_t slice;
-  std::int64_t first;  // table row of the panel's first lane
+// A panel of rows, within its block and its group.
+struct SparsePanel {
+  std::int64_t first;  // table row of its first lane
   std::int64_t lane;   // of the block
   std::int64_t live;   // lanes that are rows
   std::int64_t group_first;
@@ -33,7 +26,9 @@ struct SparseTile {
 void reset_filter(const Context& context, std::int64_t first, std::int64_t count, const LossState& state);
 // Rows of the tile as f32 [rows][..], for the dE of entries; does nothing where the table can be read in place.
 void widen_tile(const Context& context, std::int64_t tile_row, std::int64_t rows, const LossScratch& scratch);
-void filter_tile(const Context& context, const SparseTile& tile, const LossScratch& scratch, const LossState& state);
+// A tile that a panel meets, its softmax done without slopes: scratch.weights are masses.
+void filter_tile(const Context& context, const VocabTile& tile, const SparsePanel& panel, const LossScratch& scratch,
+                 const LossState& state);
 
 // What the slices of a lane come to. `weight`: 1 / sum of exp(z - max).
 struct FilteredRow {

@@ -10,24 +10,6 @@
 namespace cutloss::cpu {
 namespace {
 
-// visit(row in the caller's order, f32 row) for the table rows of positions [begin, end).
-template <typename Visit>
-void for_table_rows(const Context& context, std::int64_t begin, std::int64_t end, float* scratch, const Visit& visit) {
-  const Problem& p = context.plan.problem;
-  const HeadStrides stride = c_strides(p);
-  for (std::int64_t position = begin; position < end; ++position) {
-    const std::int64_t id = id_at(context, position);
-    if (rows_are_floats(p)) {
-      visit(static_cast<const float*>(context.inputs.c) + id * stride.v);
-      continue;
-    }
-    const auto bytes = id * stride.v * static_cast<std::int64_t>(size_of(p.c_dtype));
-    context.kernels.widen_row(static_cast<const char*>(context.inputs.c) + bytes, p.c_dtype, stride.d, p.hidden,
-                              scratch);
-    visit(scratch);
-  }
-}
-
 class ScatterTask {
  public:
   ScatterTask(const Context& context, const SparseGroup& group)
@@ -61,21 +43,13 @@ class ScatterTask {
     touched[v] = true;
   }
 
-  std::int64_t slice_of(std::int64_t tile) const {
-    std::int64_t slice = tile * context_.plan.vocab_slices / g_.tiles;
-    while ((slice + 1) * g_.tiles / context_.plan.vocab_slices <= tile) ++slice;
-    while (slice * g_.tiles / context_.plan.vocab_slices > tile) --slice;
-    return slice;
-  }
-
   void add_entries(std::int64_t tile, std::int64_t row, float* out, bool* touched) const {
     const Workspace& w = context_.workspace;
     const std::int64_t panel = row / g_.panel;
-    const std::int64_t slices = context_.plan.vocab_slices;
-    const std::int64_t slice = slice_of(tile);
+    const std::int64_t slice = slice_of(context_.plan, g_, tile);
     const std::int32_t* ends = w.entry_ends + panel * g_.tiles;
-    const std::int64_t at = (panel * slices + slice) * context_.plan.panel_entries;
-    const std::int32_t begin = tile == slice * g_.tiles / slices ? 0 : ends[tile - 1];
+    const std::int64_t at = (panel * context_.plan.vocab_slices + slice) * context_.plan.panel_entries;
+    const std::int32_t begin = tile == slice_begin(context_.plan, g_, slice) ? 0 : ends[tile - 1];
     for (std::int64_t i = at + begin; i < at + ends[tile]; ++i) {
       const std::int64_t lane = w.entries.place[i] % kMaxPanel;
       const std::int64_t token = group_.first + row + lane;
@@ -92,11 +66,7 @@ class ScatterTask {
     for (std::int64_t i = row; i < row + live; ++i) {
       const std::int64_t v = table.position[group_.first + i] - tile_row;
       if (v < 0 || v >= rows || table.redo[group_.first + i] != 0) continue;
-      // Smoothing's part of the label comes with all other rows' in add_shared().
-      const double smooth = table.smooth == nullptr ? 0
-                                                    : table.smooth[group_.first + i] *
-                                                          class_weight(context_, table.label[group_.first + i]);
-      add(static_cast<float>(table.label_grad[group_.first + i] + smooth), i, v, out, touched);
+      add(table.label_grad[group_.first + i], i, v, out, touched);
     }
   }
 
@@ -137,18 +107,11 @@ void gather_tokens(const Context& context, const SparseGroup& group) {
   const Workspace& w = context.workspace;
   const Geometry& g = w.geometry;
   const Problem& p = context.plan.problem;
-  const Strides stride = e_strides(p);
-  const auto size = static_cast<std::int64_t>(size_of(p.e_dtype));
   context.executor.parallel_for(ceil_div(group.count, 64), [&](std::int64_t task, int) {
     const KernelFloatEnv float_env;
     for (std::int64_t i = task * 64; i < std::min(group.count, task * 64 + 64); ++i) {
       float* to = w.token_rows + i * g.slice_hidden;
-      const auto bytes = w.rows.row[group.first + i] * stride.axis0 * size;
-      if (p.want_d_c) {
-        context.kernels.widen_row(static_cast<const char*>(context.inputs.e) + bytes, p.e_dtype, stride.axis1, p.hidden,
-                                  to);
-        context.kernels.scale_row(p.logit_scale, p.hidden, to);
-      }
+      if (p.want_d_c) float_hidden_row(context, w.rows.row[group.first + i], to);
       if (p.want_d_bias) to[g.slice_columns - 1] = 1.0f;
     }
   });
@@ -166,21 +129,20 @@ void spread_tails(const Context& context, const SparseGroup& group) {
   const Workspace& w = context.workspace;
   const Geometry& g = w.geometry;
   if (w.tail_rows == nullptr) return;
-  const std::int64_t slices = context.plan.vocab_slices;
-  const std::int64_t stored = g.tail_blocks + slices;
+  const std::int64_t stored = g.tail_blocks + context.plan.vocab_slices;
   context.executor.parallel_for(g.tail_blocks, [&](std::int64_t block, int) {
     const KernelFloatEnv float_env;
     float* to = w.tail_rows + block * g.slice_hidden;
     if (!group.started) std::fill_n(to, g.slice_hidden, 0.0f);
     const std::int64_t first_tile = block * g.tail_tiles;
     const std::int64_t end_tile = std::min(first_tile + g.tail_tiles, g.tiles);
+    const std::int64_t first_slice = slice_of(context.plan, g, first_tile);
+    const std::int64_t last_slice = slice_of(context.plan, g, end_tile - 1);
     const std::int64_t rows = std::min(end_tile * g.tile_rows, context.plan.problem.vocab) - first_tile * g.tile_rows;
     for (std::int64_t i = 0; i < group.count; ++i) {
       const std::int64_t at = group.first + i;
       if (w.rows.weight[at] == 0) continue;
-      for (std::int64_t slice = 0; slice < slices; ++slice) {
-        const bool meets = slice * g.tiles / slices < end_tile && (slice + 1) * g.tiles / slices > first_tile;
-        if (!meets) continue;
+      for (std::int64_t slice = first_slice; slice <= last_slice; ++slice) {
         const TailMass tail = w.tail_masses[i * stored + block + slice];
         if (tail.mass == 0) continue;
         const float factor = w.rows.weight[at] * tail.mass * std::exp(tail.max - w.rows.max[at]);
@@ -203,18 +165,19 @@ void summarize_head(const Context& context) {
     float* center = w.centers + block * g.row_stride;
     float* scratch = w.loss_scratch(worker).table;
     std::fill_n(center, g.row_stride, 0.0f);
+    const auto row = [&](std::int64_t position) { return float_table_row(context, id_at(context, position), scratch); };
     if (p.filter == Filter::certified) {
       const auto share = 1.0f / static_cast<float>(end - begin);
-      for_table_rows(context, begin, end, scratch,
-                     [&](const float* row) { context.kernels.axpy(share, row, p.hidden, center); });
+      for (std::int64_t i = begin; i < end; ++i) context.kernels.axpy(share, row(i), p.hidden, center);
     }
     double largest = 0;
-    for_table_rows(context, begin, end, scratch, [&](const float* row) {
-      largest = std::max<double>(largest, context.kernels.squared_distance(row, center, p.hidden));
-    });
+    for (std::int64_t i = begin; i < end; ++i) {
+      largest = std::max<double>(largest, context.kernels.squared_distance(row(i), center, p.hidden));
+    }
     // The sum of D squares in f32 is off by at most D 2^-24.
     w.radius[block] = std::sqrt(largest * (1 + static_cast<double>(p.hidden + 8) * 0x1p-24));
   });
+  w.radius[g.tail_blocks] = *std::max_element(w.radius, w.radius + g.tail_blocks);
 }
 
 void scatter_pass(const Context& context, const SparseGroup& group) {

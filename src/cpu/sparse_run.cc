@@ -41,7 +41,6 @@ FilterReport run_sparse(const Context& context, std::int64_t rows) {
   const Problem& p = plan.problem;
   FilterReport report;
   report.rows = rows;
-  report.epsilon = plan.epsilon;
   summarize_head(context);
   const std::int64_t step = wants_head(p) ? plan.group_tokens : rows;
   std::int64_t left = 0;

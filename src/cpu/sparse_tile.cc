@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "src/cpu/sparse.h"
+#include "src/cpu/two_sum.h"
 #include "src/plan/arith.h"
 #include "src/problem/resolve.h"
 
@@ -26,17 +27,18 @@ std::uint64_t mix(std::uint64_t x) {
 
 const float* table_row(const Context& context, std::int64_t tile_row, std::int64_t v, const LossScratch& scratch) {
   if (scratch.table != nullptr) return scratch.table + v * context.workspace.geometry.row_stride;
-  const std::int64_t id = id_at(context, tile_row + v);
-  return static_cast<const float*>(context.inputs.c) + id * c_strides(context.plan.problem).v;
+  return float_table_row(context, id_at(context, tile_row + v), nullptr);
 }
 
 class PanelFilter {
  public:
-  PanelFilter(const Context& context, const SparseTile& tile, const LossScratch& scratch, const LossState& state)
+  PanelFilter(const Context& context, const VocabTile& tile, const SparsePanel& panel, const LossScratch& scratch,
+              const LossState& state)
       : context_(context),
         p_(context.plan.problem),
         g_(context.workspace.geometry),
         tile_(tile),
+        panel_(panel),
         scratch_(scratch),
         state_(state),
         filter_(state.filter) {}
@@ -44,31 +46,26 @@ class PanelFilter {
   void run() const {
     context_.kernels.select(
         scratch_.weights, tile_.rows,
-        {scratch_.slopes, state_.sum + tile_.lane, state_.sum_error + tile_.lane, filter_.keys + 2 * tile_.lane,
+        {scratch_.slopes, state_.sum + panel_.lane, state_.sum_error + panel_.lane, filter_.keys + 2 * panel_.lane,
          tile_.row, context_.plan.epsilon, p_.filter == Filter::unbiased, scratch_.parts, scratch_.parts + g_.panel},
         scratch_.masks);
-    for (std::int64_t i = 0; i < tile_.live; ++i) update_lane(i);
+    for (std::int64_t i = 0; i < panel_.live; ++i) update_lane(i);
     const SparseEntries entries = panel_entries();
     std::int64_t stored = stored_so_far();
     if (!use_entries(entries, stored)) {
-      filter_.flat[tile_.lane / g_.panel] = 1;
+      filter_.flat[panel_.lane / g_.panel] = 1;
       return;
     }
     if (context_.workspace.entry_ends != nullptr) *entry_end(tile_.index) = static_cast<std::int32_t>(stored);
-    if (p_.filter == Filter::certified && (tile_.ends_slice || (tile_.index + 1) % g_.tail_tiles == 0)) flush_tail();
+    if (p_.filter == Filter::certified && ends_tail()) flush_tail();
   }
 
  private:
   void update_lane(std::int64_t i) const {
-    const std::int64_t at = tile_.lane + i;
+    const std::int64_t at = panel_.lane + i;
     const float rescale = scratch_.rescale[i];
-    // Knuth's two-sum.
-    const float before = filter_.below[at] * rescale;
-    const float total = before + scratch_.parts[i];
-    const float added = total - before;
-    const float error = (before - (total - added)) + (scratch_.parts[i] - added);
-    filter_.below[at] = total;
-    filter_.below_error[at] = filter_.below_error[at] * rescale + error;
+    filter_.below[at] *= rescale;
+    filter_.below_error[at] = filter_.below_error[at] * rescale + AddTwoSum(filter_.below[at], scratch_.parts[i]);
     filter_.tail[at] = filter_.tail[at] * rescale + scratch_.parts[g_.panel + i];
     if (rescale == 1.0f && filter_.scale_max[at] != kUnset) return;
     const float max = state_.max[at];
@@ -81,9 +78,9 @@ class PanelFilter {
     filter_.factor[at] = std::exp(max - filter_.scale_max[at]);
   }
 
-  float* accumulator(std::int64_t i) const { return state_.accumulator + (tile_.lane + i) * g_.row_stride; }
+  float* accumulator(std::int64_t i) const { return state_.accumulator + (panel_.lane + i) * g_.row_stride; }
 
-  std::int64_t group_panel() const { return (tile_.first - tile_.group_first) / g_.panel; }
+  std::int64_t group_panel() const { return (panel_.first - panel_.group_first) / g_.panel; }
 
   SparseEntries panel_entries() const {
     const SparseEntries all = context_.workspace.entries;
@@ -97,22 +94,22 @@ class PanelFilter {
   }
 
   std::int64_t stored_so_far() const {
-    if (context_.workspace.entry_ends == nullptr || tile_.index == tile_.first_tile) return 0;
+    if (context_.workspace.entry_ends == nullptr || tile_.index == slice_first()) return 0;
     return *entry_end(tile_.index - 1);
   }
 
   // Adds the kept entries to dE and to `entries`; false when the panel keeps too much.
   bool use_entries(const SparseEntries& entries, std::int64_t& stored) const {
-    const std::uint32_t live = tile_.live >= 32 ? ~std::uint32_t{0} : (std::uint32_t{1} << tile_.live) - 1;
+    const std::uint32_t live = panel_.live >= 32 ? ~std::uint32_t{0} : (std::uint32_t{1} << panel_.live) - 1;
     const std::int64_t capacity = context_.plan.panel_entries;
     std::int64_t kept = 0;
     for (std::int64_t v = 0; v < tile_.rows; ++v) kept += std::popcount(scratch_.masks[v] & live);
     std::int64_t total = kept;
-    for (std::int64_t i = 0; i < tile_.live; ++i) total += filter_.kept[tile_.lane + i];
+    for (std::int64_t i = 0; i < panel_.live; ++i) total += filter_.kept[panel_.lane + i];
     // Until the running sums have settled more is kept than later on: a quarter of the room is free, then twice the
     // even share. A flat softmax is found out after a quarter of the room: 1.7 % of the vocabulary, 3 % for dE alone.
-    const std::int64_t tiles = slice_tiles();
-    const std::int64_t done = tile_.index - tile_.first_tile + 1;
+    const std::int64_t tiles = slice_end() - slice_first();
+    const std::int64_t done = tile_.index - slice_first() + 1;
     if (total > std::min(capacity, capacity / 4 + 2 * capacity * done / tiles)) {
       return false;
     }
@@ -122,7 +119,7 @@ class PanelFilter {
       const float* c = p_.want_d_e ? table_row(context_, tile_.row, v, scratch_) : nullptr;
       for (; bits != 0; bits &= bits - 1) {
         const int i = std::countr_zero(bits);
-        const std::int64_t at = tile_.lane + i;
+        const std::int64_t at = panel_.lane + i;
         const float slope = scratch_.slopes == nullptr ? 1.0f : scratch_.slopes[v * g_.panel + i];
         const float mass = scratch_.weights[v * g_.panel + i] * slope;
         ++filter_.kept[at];
@@ -136,21 +133,21 @@ class PanelFilter {
     return true;
   }
 
-  std::int64_t slice_tiles() const {
-    const std::int64_t slices = context_.plan.vocab_slices;
-    return (tile_.slice + 1) * g_.tiles / slices - tile_.first_tile;
-  }
+  std::int64_t slice_first() const { return slice_begin(context_.plan, g_, tile_.slice); }
+  std::int64_t slice_end() const { return slice_begin(context_.plan, g_, tile_.slice + 1); }
+
+  bool ends_tail() const { return tile_.index + 1 == slice_end() || (tile_.index + 1) % g_.tail_tiles == 0; }
 
   // What the rows left out of the tail block that ends here, taken for so much of its mean row.
   void flush_tail() const {
     const std::int64_t block = tile_.index / g_.tail_tiles;
     const float* center = context_.workspace.centers + block * g_.row_stride;
-    for (std::int64_t i = 0; i < tile_.live; ++i) {
-      const std::int64_t at = tile_.lane + i;
+    for (std::int64_t i = 0; i < panel_.live; ++i) {
+      const std::int64_t at = panel_.lane + i;
       const float mass = filter_.tail[at];
       filter_.tail[at] = 0;
       if (context_.workspace.tail_masses != nullptr) {
-        const std::int64_t row = tile_.first + i - tile_.group_first;
+        const std::int64_t row = panel_.first + i - panel_.group_first;
         const std::int64_t blocks = g_.tail_blocks + context_.plan.vocab_slices;
         context_.workspace.tail_masses[row * blocks + block + tile_.slice] = {mass, state_.max[at]};
       }
@@ -163,7 +160,8 @@ class PanelFilter {
   const Context& context_;
   const Problem& p_;
   const Geometry& g_;
-  const SparseTile& tile_;
+  const VocabTile& tile_;
+  const SparsePanel& panel_;
   const LossScratch& scratch_;
   const LossState& state_;
   const FilterState& filter_;
@@ -194,18 +192,15 @@ void reset_filter(const Context& context, std::int64_t first, std::int64_t count
 }
 
 void widen_tile(const Context& context, std::int64_t tile_row, std::int64_t rows, const LossScratch& scratch) {
-  const Problem& p = context.plan.problem;
-  if (scratch.table == nullptr || !p.want_d_e) return;
-  const HeadStrides stride = c_strides(p);
+  if (scratch.table == nullptr || !context.plan.problem.want_d_e) return;
   for (std::int64_t v = 0; v < rows; ++v) {
-    const auto bytes = id_at(context, tile_row + v) * stride.v * static_cast<std::int64_t>(size_of(p.c_dtype));
-    context.kernels.widen_row(static_cast<const char*>(context.inputs.c) + bytes, p.c_dtype, stride.d, p.hidden,
-                              scratch.table + v * context.workspace.geometry.row_stride);
+    float_table_row(context, id_at(context, tile_row + v), scratch.table + v * context.workspace.geometry.row_stride);
   }
 }
 
-void filter_tile(const Context& context, const SparseTile& tile, const LossScratch& scratch, const LossState& state) {
-  PanelFilter(context, tile, scratch, state).run();
+void filter_tile(const Context& context, const VocabTile& tile, const SparsePanel& panel, const LossScratch& scratch,
+                 const LossState& state) {
+  PanelFilter(context, tile, panel, scratch, state).run();
 }
 
 FilteredRow join_filter(const Context& context, std::int64_t lane, std::int64_t slot, std::int64_t slices, double max,
@@ -227,13 +222,11 @@ FilteredRow join_filter(const Context& context, std::int64_t lane, std::int64_t 
 bool certify(const Context& context, std::int64_t table_row, const FilteredRow& row, double softmax_factor) {
   const Problem& p = context.plan.problem;
   const Workspace& w = context.workspace;
-  double radius = 0;
-  for (std::int64_t b = 0; b < w.geometry.tail_blocks; ++b) radius = std::max(radius, w.radius[b]);
   const bool unbiased = p.filter == Filter::unbiased;
   const double share = unbiased ? std::sqrt(static_cast<double>(context.plan.epsilon) * row.below) : row.below;
   w.rows.below[table_row] = row.below;
   w.rows.kept[table_row] = row.kept;
-  w.rows.bound[table_row] = std::abs(p.logit_scale * softmax_factor) * share * radius;
+  w.rows.bound[table_row] = std::abs(p.logit_scale * softmax_factor) * share * w.radius[w.geometry.tail_blocks];
   const bool exact = row.flat || (p.tolerance && share > *p.tolerance);
   w.rows.redo[table_row] = exact ? 1 : 0;
   return !exact;

@@ -51,6 +51,25 @@ void pack_head_rows(const Context& context, const std::int64_t* ids, std::int64_
   pack_rows(context, ids, 0, rows, out);
 }
 
+const float* float_table_row(const Context& context, std::int64_t id, float* scratch) {
+  const Problem& p = context.plan.problem;
+  const HeadStrides stride = c_strides(p);
+  const auto* row =
+      static_cast<const char*>(context.inputs.c) + id * stride.v * static_cast<std::int64_t>(size_of(p.c_dtype));
+  if (rows_are_floats(p)) return reinterpret_cast<const float*>(row);
+  context.kernels.widen_row(row, p.c_dtype, stride.d, p.hidden, scratch);
+  return scratch;
+}
+
+void float_hidden_row(const Context& context, std::int64_t row, float* out) {
+  const Problem& p = context.plan.problem;
+  const Strides stride = e_strides(p);
+  const auto* at =
+      static_cast<const char*>(context.inputs.e) + row * stride.axis0 * static_cast<std::int64_t>(size_of(p.e_dtype));
+  context.kernels.widen_row(at, p.e_dtype, stride.axis1, p.hidden, out);
+  context.kernels.scale_row(p.logit_scale, p.hidden, out);
+}
+
 const float* tile_class_weights(const Context& context, std::int64_t tile_row, std::int64_t rows, float* scratch) {
   const float* weights = context.inputs.class_weights;
   if (weights == nullptr) return nullptr;

@@ -11,32 +11,6 @@
 
 namespace cutloss::cpu {
 
-bool gradient_tile(const Context& context, std::int64_t first, std::int64_t end, std::int64_t tile_row,
-                   std::int64_t rows, const float* class_weights, std::int64_t* label_row, float* logits) {
-  const Problem& p = context.plan.problem;
-  const RowTable& table = context.workspace.rows;
-  const std::int64_t w = context.workspace.geometry.panel;
-  label_rows(context, first, end, tile_row, label_row);
-  const float* smooth = table.smooth == nullptr ? nullptr : table.smooth + first;
-  context.kernels.logits_gradient(
-      logits, rows, ceil_div(rows, context.workspace.geometry.rows), label_row, softcap_or_zero(p),
-      {table.max + first, table.weight + first, table.label_grad + first, smooth}, class_weights);
-  if (p.soft_targets > 0) {
-    for (const PanelTarget& target : targets_in(context, first, tile_row, tile_row + rows)) {
-      logits[(target.position - tile_row) * w + target.lane] -=
-          table.target[first + target.lane] * target.probability * target.slope;
-    }
-  }
-  if (p.filter != Filter::tile) return true;
-  float largest[kMaxPanel];
-  context.kernels.largest_magnitude(logits, rows, largest);
-  for (std::int64_t lane = 0; lane < std::min(w, end - first); ++lane) {
-    // Not below: NaN counts.
-    if (!(largest[lane] < context.plan.epsilon * table.scale[first + lane])) return true;
-  }
-  return false;
-}
-
 namespace {
 
 class FilteredTask {

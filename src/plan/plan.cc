@@ -147,7 +147,7 @@ Plan fill(const Problem& p, Mode mode, const cpu::Kernels& kernels, std::int64_t
                                                  std::max<std::int64_t>(1, kHeadRows / tile));
     }
   }
-  if (p.filter == Filter::tile) plan.epsilon = *p.epsilon;
+  if (p.filter == Filter::tile && mode == Mode::recompute) plan.epsilon = *p.epsilon;
   plan.head_sum = needs_head_sum(p, mode == Mode::chunk && shape.chunk_tokens < p.tokens);
   const std::int64_t loss_tasks = blocks * plan.vocab_slices;
   const std::int64_t head_tasks = wants_head(p) ? ceil_div(tiles, plan.head_tiles) : 0;

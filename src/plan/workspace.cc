@@ -154,7 +154,7 @@ RowTable carve_rows(const Problem& p, const Geometry& g, Carver& carver) {
 void carve_sparse(const Plan& plan, const Geometry& g, Carver& carver, Workspace& w) {
   const Problem& p = plan.problem;
   w.centers = carver.take<float>(g.tail_blocks * g.row_stride);
-  w.radius = carver.take<double>(g.tail_blocks);
+  w.radius = carver.take<double>(g.tail_blocks + 1);
   if (!wants_head(p)) return;
   const std::int64_t panels = plan.group_tokens / g.panel;
   w.entries.value = carver.take<float>(panels * plan.vocab_slices * plan.panel_entries);

@@ -35,6 +35,15 @@ struct Geometry {
 };
 Geometry geometry_of(const Plan& plan);
 
+// First tile of a vocabulary slice; of slice plan.vocab_slices, the number of tiles.
+inline std::int64_t slice_begin(const Plan& plan, const Geometry& g, std::int64_t slice) {
+  return slice * g.tiles / plan.vocab_slices;
+}
+// The slice that a tile is in.
+inline std::int64_t slice_of(const Plan& plan, const Geometry& g, std::int64_t tile) {
+  return ((tile + 1) * plan.vocab_slices - 1) / g.tiles;
+}
+
 // Per-row data in the order of the compacted rows; what is absent is null.
 struct RowTable {
   std::int64_t* row;       // index in the caller's arrays
@@ -162,7 +171,7 @@ struct Workspace {
   float* d_c_error = nullptr;              // with problem.compensated: what d_c_sum has rounded away
   // Mode sparse. centers, radius: see summarize_head(); the others if the head pass runs.
   float* centers = nullptr;            // [tail_blocks][row_stride]
-  double* radius = nullptr;            // [tail_blocks]
+  double* radius = nullptr;            // [tail_blocks + 1], the last the largest
   SparseEntries entries{};             // [group panels][vocab_slices][panel_entries]
   std::int32_t* entry_ends = nullptr;  // [group panels][tiles]: where a tile's entries of its slice end
   TailMass* tail_masses = nullptr;     // [group tokens][tail_blocks + vocab_slices]
