@@ -79,12 +79,10 @@ void learn_order(const Plan& plan, std::uintptr_t order, const nb::kwargs& given
   Fields fields(given);
   const Inputs inputs = read_inputs(fields);
   fields.finish();
-  Problem problem = plan.problem;
-  problem.vocab_order = false;  // it is about to be made
   Status status;
   {
     nb::gil_scoped_release released;
-    status = learn_vocab_order(problem, inputs, reinterpret_cast<std::int64_t*>(order));
+    status = learn_vocab_order(plan.problem, inputs, reinterpret_cast<std::int64_t*>(order));
   }
   if (!status.ok()) raise(status);
 }

@@ -1,98 +1,18 @@
 """The command-line tool, end to end: results against numpy, files, errors and exit codes."""
 
-import json
 import os
 import resource
 import shutil
 import stat
 import subprocess
 import sys
-import sysconfig
-from pathlib import Path
 
 import numpy as np
 import pytest
-from objective import dense, metrics_of, near
+from objective import dense
+from tool import BAD_USAGE, NO_MEMORY, TOOL, UNAVAILABLE, inputs, needs_tool, refused, run, run_json
 
-BAD_USAGE, NO_MEMORY, UNAVAILABLE = 2, 3, 4
-
-
-def find_tool() -> str | None:
-    beside_python = Path(sysconfig.get_path("scripts")) / "cutloss"
-    return str(beside_python) if beside_python.exists() else shutil.which("cutloss")
-
-
-TOOL = os.environ.get("CUTLOSS_TOOL") or find_tool()
-pytestmark = pytest.mark.skipif(TOOL is None, reason="the tool cutloss is not installed")
-
-
-def run(*args, env=None, cwd=None):
-    return subprocess.run(
-        [TOOL, *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=cwd,
-        env={**os.environ, **(env or {})},
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-
-
-def run_json(*args, **kwargs):
-    result = run(*args, "--json", **kwargs)
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
-
-
-def refused(code, *args, words=(), **kwargs):
-    """The call fails with this code and one line on stderr that has these words."""
-    result = run(*args, **kwargs)
-    assert result.returncode == code, (result.stdout, result.stderr)
-    assert result.stdout == ""
-    assert result.stderr.startswith("cutloss: error: ")
-    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
-    for word in words:
-        assert word in result.stderr, result.stderr
-    return result.stderr
-
-
-def oracle(e, c, labels, softcap=None, ignore=-100):
-    """nll, lse, dE and dC of the mean loss in float64; c is [V, D]."""
-    e, c = e.astype(np.float64), c.astype(np.float64)
-    z = e @ c.T
-    slope = np.ones_like(z)
-    if softcap:
-        z = softcap * np.tanh(z / softcap)
-        slope = 1 - (z / softcap) ** 2
-    valid = labels != ignore
-    lse = z.max(1) + np.log(np.exp(z - z.max(1, keepdims=True)).sum(1))
-    rows = np.arange(len(labels))
-    y = np.where(valid, labels, 0)
-    nll = lse - z[rows, y]
-    g = np.exp(z - lse[:, None])
-    g[rows, y] -= 1
-    g *= slope * valid[:, None] / max(valid.sum(), 1)
-    return nll * valid, lse * valid, g @ c, g.T @ e
-
-
-@pytest.fixture
-def data(tmp_path):
-    rng = np.random.default_rng(0)
-    arrays = {
-        "e": rng.normal(size=(37, 19)).astype(np.float32),
-        "c": rng.normal(size=(101, 19)).astype(np.float32),
-        "labels": rng.integers(0, 101, 37),
-    }
-    arrays["labels"][3] = -100
-    for name, array in arrays.items():
-        np.save(tmp_path / f"{name}.npy", array)
-    return tmp_path, arrays
-
-
-def inputs(folder, **other):
-    files = {name: folder / f"{name}.npy" for name in ("e", "c", "labels")} | other
-    return [part for name, file in files.items() for part in (f"--{name}", file)]
+pytestmark = needs_tool
 
 
 # ------------------------------------------------------------------------------------------------------ results
@@ -103,14 +23,14 @@ def test_loss_and_gradients(data):
     names = ("nll", "lse", "d-e", "d-c")
     outputs = [part for name in names for part in (f"--{name}", folder / f"{name}.npy")]
     result = run_json("loss", *inputs(folder), *outputs)
-    want = oracle(**arrays)
-    assert result["loss"] == pytest.approx(want[0].sum() / 36, rel=1e-6)
+    want = dense(**arrays)
+    assert result["loss"] == pytest.approx(want["nll"].sum() / 36, rel=1e-6)
     assert result["valid_count"] == 36
     assert (result["n"], result["v"], result["d"]) == (37, 101, 19)
     assert result["mode"] in ("chunk", "recompute")
     assert result["seconds"] > 0 and result["extra_bytes"] > 0
-    for name, value in zip(names, want):
-        got = np.load(folder / f"{name}.npy")
+    for name in names:
+        got, value = np.load(folder / f"{name}.npy"), want[name.replace("-", "_")]
         assert got.dtype == np.float32 and got.shape == value.shape
         np.testing.assert_allclose(got, value, rtol=1e-5, atol=1e-5, err_msg=name)
     assert not np.load(folder / "d-e.npy")[3].any()
@@ -124,10 +44,10 @@ def test_mode_layout_softcap(data, mode):
         *("loss", *inputs(folder), "--head-layout", "dv", "--softcap", 3, "--mode", mode),
         *("--d-c", folder / "d_c.npy", "--threads", 1, "--reps", 2),
     )
-    nll, _, _, d_c = oracle(**arrays, softcap=3)
+    want = dense(**arrays, softcap=3)
     assert result["mode"] == mode and result["threads"] == 1
-    assert result["loss"] == pytest.approx(nll.sum() / 36, rel=1e-6)
-    np.testing.assert_allclose(np.load(folder / "d_c.npy"), d_c.T, rtol=1e-5, atol=1e-5)
+    assert result["loss"] == pytest.approx(want["nll"].sum() / 36, rel=1e-6)
+    np.testing.assert_allclose(np.load(folder / "d_c.npy"), want["d_c"].T, rtol=1e-5, atol=1e-5)
 
 
 def test_fortran_order_is_the_same_array(data):
@@ -140,7 +60,7 @@ def test_fortran_order_is_the_same_array(data):
 
 def test_frozen_reductions_and_ignore_index(data):
     folder, arrays = data
-    nll = oracle(**arrays)[0]
+    nll = dense(**arrays)["nll"]
     result = run_json("loss", *inputs(folder), "--frozen", "--reduction", "sum")
     assert result["mode"] == "stream"
     assert result["loss"] == pytest.approx(nll.sum(), rel=1e-6)
@@ -157,7 +77,7 @@ def test_labels_of_any_integer_type(data, dtype):
     folder, arrays = data
     labels = np.where(arrays["labels"] < 0, 0, arrays["labels"])
     np.save(folder / "labels.npy", labels.astype(dtype))
-    nll = oracle(arrays["e"], arrays["c"], labels)[0]
+    nll = dense(arrays["e"], arrays["c"], labels)["nll"]
     assert run_json("loss", *inputs(folder))["loss"] == pytest.approx(nll.mean(), rel=1e-6)
 
 
@@ -168,153 +88,10 @@ def test_bfloat16_files(data):
     np.save(folder / "e.npy", e)
     np.save(folder / "c.npy", c)
     result = run_json("loss", *inputs(folder), "--d-e", folder / "d_e.npy")
-    nll, _, d_e, _ = oracle(e, c, arrays["labels"])
-    assert result["loss"] == pytest.approx(nll.sum() / 36, rel=1e-5)
-    got = np.load(folder / "d_e.npy").view(ml_dtypes.bfloat16).astype(np.float64)
-    np.testing.assert_allclose(got, d_e, rtol=2**-8, atol=1e-5)
-
-
-def objective_files(folder):
-    """Arrays for every option that takes one, saved under the option's name."""
-    rng = np.random.default_rng(5)
-    arrays = {
-        "bias": rng.normal(size=101).astype(np.float32),
-        "token_weights": np.where(rng.random(37) < 0.2, 0, rng.random(37)).astype(np.float32),
-        "class_weights": (rng.random(101) + 0.5).astype(np.float32),
-        "lse_cotangent": rng.normal(size=37).astype(np.float32),
-        "soft_ids": np.where(rng.random((37, 3)) < 0.2, -100, rng.integers(0, 101, (37, 3))),
-        "soft_probabilities": rng.random((37, 3)).astype(np.float32) / 3,
-        "vocab_order": rng.permutation(101),
-    }
-    for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array)
-    return arrays
-
-
-FILES = ("bias", "token_weights", "class_weights", "lse_cotangent")
-NUMBERS = {"label_smoothing": 0.2, "z_loss": 0.03, "logit_scale": 0.6, "softcap": 3.0, "shift": 2, "denominator": 7.5,
-           "cotangent": -1.5}
-
-
-@pytest.mark.parametrize("names", [(n,) for n in (*FILES, *NUMBERS, "soft")] + [(*FILES, *NUMBERS), ("soft", "bias", "z_loss")],
-                         ids="-".join)
-def test_an_option_is_dropped_on_the_way(data, names):
-    folder, arrays = data
-    files = objective_files(folder)
-    options, line = {}, inputs(folder)
-    if "soft" in names:
-        line = line[:4] + ["--soft-ids", folder / "soft_ids.npy", "--soft-probabilities", folder / "soft_probabilities.npy"]
-        options["soft_targets"] = files["soft_ids"], files["soft_probabilities"]
-    for name in names:
-        if name in FILES:
-            line += ["--" + name.replace("_", "-"), folder / f"{name}.npy"]
-            options[name] = files[name]
-        elif name in NUMBERS:
-            line += ["--" + name.replace("_", "-"), NUMBERS[name]]
-            options[name] = NUMBERS[name]
-    results = ["d_e", "d_c", "nll", "lse"] + (["d_bias"] if "bias" in names else [])
-    for name in results:
-        line += ["--out-" + name.replace("_", "-"), folder / f"{name}.npy"]
-    result = run_json("loss", *line)
-    want = dense(arrays["e"], arrays["c"], None if "soft" in names else arrays["labels"], **options)
-    near("loss", result["loss"], want["loss"], want["tol"]["loss"])
-    assert result["valid_count"] == want["valid_count"]
-    for name in results:
-        near(name, np.load(folder / f"{name}.npy"), want[name], want["tol"][name] + 1e-30)
-
-
-def test_metrics_are_of_other_logits(data):
-    folder, arrays = data
-    objective_files(folder)
-    files = {name: folder / f"out-{name}.npy" for name in (
-        "entropy", "argmax", "correct", "rank", "top-k-ids", "top-k-logprobs", "mean-logits")}
-    line = [part for name, path in files.items() for part in (f"--out-{name}", path)]
-    result = run_json("loss", *inputs(folder), "--no-gradient", "--metrics", "entropy,correct,rank,top_k=4", *line)
-    want = dense(arrays["e"], arrays["c"], arrays["labels"])
-    m, on = metrics_of(want), want["counts"]
-    got = {name: np.load(path) for name, path in files.items()}
-    near("entropy", got["entropy"], m["entropy"], 10 * want["tol"]["lse"])
-    for name in ("argmax", "correct", "rank"):
-        np.testing.assert_array_equal(got[name], m[name], err_msg=name)
-    assert got["correct"].dtype == np.bool_
-    np.testing.assert_array_equal(got["top-k-ids"][on], m["order"][on, :4])
-    assert got["top-k-logprobs"].shape == (37, 4)
-    near("mean_logits", got["mean-logits"], m["mean_logits"], 1e-4)
-    assert result["metrics"]["entropy"] == pytest.approx(m["entropy"].sum() / 36, rel=1e-5)
-    assert result["metrics"]["correct"] == pytest.approx(m["correct"].sum() / 36)
-    assert result["metrics"]["rank"] == pytest.approx(m["rank"][on].mean())
-    assert "mean entropy" in run("loss", *inputs(folder), "--metrics", "entropy").stdout
-
-
-@pytest.mark.parametrize("line", [
-    ["certified", "--tolerance", 1e-2], ["certified", "--epsilon", 1e-3, "--vocab-order", "learned"],
-    ["unbiased", "--tolerance", 1e-2, "--seed", 5], ["tile", "--epsilon", 1e-3]], ids=lambda line: f"{line[0]}{line[1]}")
-def test_a_filter_is_not_used_or_not_reported(tmp_path, line):
-    rng = np.random.default_rng(3)
-    arrays = {"e": rng.normal(size=(40, 32)).astype(np.float32), "c": rng.normal(size=(2000, 32)).astype(np.float32),
-              "labels": rng.integers(0, 2000, 40)}
-    for name, array in arrays.items():
-        np.save(tmp_path / f"{name}.npy", array)
-    result = run_json("loss", *inputs(tmp_path), "--filter", *line, "--d-e", tmp_path / "d_e.npy")
-    want, report = dense(**arrays), result["filter_report"]
-    assert result["loss"] == pytest.approx(want["loss"], rel=1e-5)
-    assert result["filter"] == line[0] and result["mode"] == ("recompute" if line[0] == "tile" else "sparse")
-    assert report["rows"] == 40 and report["rows_redone"] <= 40 and 0 < report["kept_entries"] <= 40 * 2000
-    error = np.linalg.norm(np.load(tmp_path / "d_e.npy") - want["d_e"], axis=1).max()
-    if line[0] == "certified":
-        # Beside the certificate, float32's rounding of V + D terms of rows of C.
-        slack = 2032 * 2**-24 * np.linalg.norm(arrays["c"], axis=1).max() / 40
-        assert 1e-7 < error <= report["error_bound"] + slack and 0 < report["dropped_mass_mean"]
-    assert line[0] in run("loss", *inputs(tmp_path), "--filter", *line).stdout
-    assert "filter_report" not in run_json("loss", *inputs(tmp_path)), "no filter was asked for"
-
-
-def test_a_vocabulary_order_is_lost(data):
-    folder, arrays = data
-    objective_files(folder)
-    run_json("loss", *inputs(folder), "--vocab-order", "learned", "--out-vocab-order", folder / "order.npy")
-    mean = arrays["c"].astype(np.float64) @ arrays["e"][arrays["labels"] != -100].mean(0)
-    assert (np.diff(mean[np.load(folder / "order.npy")]) <= 1e-5).all()
-    loss = run_json("loss", *inputs(folder))["loss"]
-    for order in (folder / "order.npy", folder / "vocab_order.npy"):
-        assert run_json("loss", *inputs(folder), "--vocab-order", order)["loss"] == pytest.approx(loss, rel=1e-6)
-
-
-def test_float16_files(data):
-    folder, arrays = data
-    e, c = arrays["e"].astype(np.float16), arrays["c"].astype(np.float16)
-    np.save(folder / "e.npy", e)
-    np.save(folder / "c.npy", c)
-    result = run_json("loss", *inputs(folder), "--d-e", folder / "d_e.npy", "--d-c", folder / "d_c.npy")
     want = dense(e, c, arrays["labels"])
-    near("loss", result["loss"], want["loss"], want["tol"]["loss"])
-    for name in ("d_e", "d_c"):
-        got = np.load(folder / f"{name}.npy")
-        assert got.dtype == np.float16
-        near(name, got, want[name], want["tol"][name])
-
-
-def test_accumulation_overwrites_or_adds_once_a_repetition(data):
-    folder, arrays = data
-    start = np.full((101, 19), 2, np.float32)
-    np.save(folder / "start.npy", start)
-    run_json("loss", *inputs(folder), "--reps", 3, "--accumulate-d-c", folder / "start.npy", "--d-c", folder / "d_c.npy")
-    want = dense(arrays["e"], arrays["c"], arrays["labels"])
-    near("d_c", np.load(folder / "d_c.npy"), 2 + want["d_c"], want["tol"]["d_c"] + 2**-22)
-    np.save(folder / "start.npy", np.asfortranarray(start))
-    refused(BAD_USAGE, "loss", *inputs(folder), "--accumulate-d-c", folder / "start.npy", words=["Fortran order"])
-    np.save(folder / "start.npy", start[1:])
-    refused(BAD_USAGE, "loss", *inputs(folder), "--accumulate-d-c", folder / "start.npy", words=["[101, 19]", "[100, 19]"])
-
-
-def test_weights_of_other_types_are_misread(data):
-    folder, arrays = data
-    weights = np.arange(37) % 3
-    for array in (weights.astype(np.int8), weights.astype(np.uint64), weights.astype(np.float16)):
-        np.save(folder / "w.npy", array)
-        got = run_json("loss", *inputs(folder), "--token-weights", folder / "w.npy")["loss"]
-        want = dense(arrays["e"], arrays["c"], arrays["labels"], token_weights=weights)
-        near("loss", got, want["loss"], want["tol"]["loss"])
+    assert result["loss"] == pytest.approx(want["nll"].sum() / 36, rel=1e-5)
+    got = np.load(folder / "d_e.npy").view(ml_dtypes.bfloat16).astype(np.float64)
+    np.testing.assert_allclose(got, want["d_e"], rtol=2**-8, atol=1e-5)
 
 
 def test_no_tokens_and_no_labels(data):
@@ -428,49 +205,6 @@ def test_bad_usage(data):
     refused(BAD_USAGE, "check", "--seed", "-1", words=["--seed", "-1", "negative"])
     refused(BAD_USAGE, "plan", "--n", str(2**60), words=["2^46"])
     assert run().returncode == BAD_USAGE
-
-
-def test_a_bad_option_is_accepted_or_misnamed(data):
-    folder, _ = data
-    objective_files(folder)
-    loss = ["loss", *inputs(folder)]
-    for words, line in [
-        (["filter", "certified", "neither"], ["--filter", "certified"]),
-        (["--filter", "dense", "unbiased"], ["--filter", "dense"]),
-        (["epsilon is 2"], ["--filter", "tile", "--epsilon", 2]),
-        (["label_smoothing is 1.5"], ["--label-smoothing", 1.5]),
-        (["logit_scale is nan"], ["--logit-scale", "nan"]),
-        (["softcap is inf"], ["--softcap", "1e39"]),
-        (["shift is 38", "[0, 37]"], ["--shift", 38]),
-        (["sequence is 5", "does not divide"], ["--shift", 1, "--sequence", 5]),
-        (["denominator is -1"], ["--denominator", -1]),
-        (["--metrics", "'perplexity'", "top_k=5"], ["--metrics", "entropy,perplexity"]),
-        (["--metrics", "'top_k=0'"], ["--metrics", "top_k=0"]),
-        (["top_k is 500"], ["--metrics", "top_k=500", "--out-top-k-ids", folder / "x.npy"]),
-        (["--out-top-k-ids"], ["--metrics", "top_k=5"]),
-        (["--metrics top_k=K"], ["--out-top-k-ids", folder / "x.npy"]),
-        (["--out-mean-logits"], ["--metrics", "mean_logits"]),
-        (["--bias", "[V] = [101]", "[37]"], ["--bias", folder / "token_weights.npy"]),
-        (["--bias holds integers"], ["--bias", folder / "vocab_order.npy"]),
-        (["--token-weights", "[N] = [37]", "[101]"], ["--token-weights", folder / "bias.npy"]),
-        (["--class-weights", "No such file"], ["--class-weights", folder / "nothing.npy"]),
-        (["go together"], ["--soft-ids", folder / "soft_ids.npy"]),
-        (["--soft-probabilities", "[37, 3]", "[37]"],
-         ["--soft-ids", folder / "soft_ids.npy", "--soft-probabilities", folder / "token_weights.npy"]),
-        (["labels are given beside soft_targets"],
-         ["--soft-ids", folder / "soft_ids.npy", "--soft-probabilities", folder / "soft_probabilities.npy"]),
-        (["--soft-ids must be [N, K]"],
-         ["--soft-ids", folder / "labels.npy", "--soft-probabilities", folder / "soft_probabilities.npy"]),
-        (["--cotangent", "a number"], ["--cotangent", folder / "lse_cotangent.npy"]),
-        (["--d-bias", "no --bias"], ["--d-bias", folder / "x.npy"]),
-        (["--out-vocab-order needs"], ["--out-vocab-order", folder / "x.npy"]),
-        (["--bias and --out-rank name the same file"],
-         ["--bias", folder / "bias.npy", "--out-rank", folder / "bias.npy"]),
-        (["--seed", "-1", "negative"], ["--seed", -1]),
-    ]:
-        refused(BAD_USAGE, *loss, *line, words=words)
-        assert not (folder / "x.npy").exists()
-    refused(BAD_USAGE, *loss[:5], words=["--labels is required, or --soft-ids"])
 
 
 def test_output_that_cannot_be_written_is_a_success(data):

@@ -3,6 +3,7 @@
 import functools
 
 import numpy as np
+import tiny
 
 # Not a multiple of any tile or vector width, and no other extent of the model is near it: an array with a dimension
 # this long in the compiled step is one that holds logits or the table.
@@ -77,16 +78,7 @@ def _lora_model(vocab, remat):
     return adapted
 
 
-def batch(rows=2, length=12, vocab=VOCAB, seed=0, mask=None):
-    rng = np.random.default_rng(seed)
-    if mask is None:
-        mask = rng.random((rows, length)) < 0.7
-    return {
-        "input_tokens": rng.integers(0, vocab, (rows, length)).astype(np.int32),
-        "input_mask": mask,
-        "positions": np.tile(np.arange(length, dtype=np.int32), (rows, 1)),
-        "attention_mask": np.tile(np.tril(np.ones((length, length), bool)), (rows, 1, 1)),
-    }
+batch = functools.partial(tiny.batch, vocab=VOCAB)
 
 
 def value_and_lora_grads(loss_fn, lora_model, data):
