@@ -4,6 +4,7 @@
 #include "src/cpu/element.h"
 #include "src/cpu/float_env.h"
 #include "src/cpu/passes.h"
+#include "src/cpu/row_sums.h"
 #include "src/cpu/two_sum.h"
 #include "src/plan/arith.h"
 #include "src/problem/resolve.h"
@@ -14,7 +15,7 @@ namespace {
 // to (+)= from, over n floats.
 void put(const Context& context, const float* from, std::int64_t n, bool add, float* to) {
   if (add) {
-    context.kernels.axpy(1.0f, from, n, to);
+    add_row(context.kernels, 1.0f, from, n, to);
   } else {
     std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(float));
   }
@@ -33,7 +34,7 @@ const float* add_to_sum(const Context& context, std::int64_t row, const float* v
     if (!started) sum[column] = error[column] = 0.0f;
     error[column] += AddTwoSum(sum[column], values[column]);
   }
-  if (last) context.kernels.axpy(1.0f, error, columns, sum);
+  if (last) add_row(context.kernels, 1.0f, error, columns, sum);
   return sum;
 }
 
@@ -115,7 +116,7 @@ class HeadTask {
     for (std::int64_t i = 0; i < rows_of(tile); ++i) {
       float* values = from + i * g_.slice_hidden;
       const float* errors = from_error + i * g_.slice_hidden;
-      context_.kernels.axpy(1.0f, errors, g_.slice_columns, values);
+      add_row(context_.kernels, 1.0f, errors, g_.slice_columns, values);
       store_head_row(context_, tile * g_.tile_rows + i, values, range.started, range.last);
     }
   }

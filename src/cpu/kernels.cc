@@ -83,7 +83,7 @@ constexpr Kernels MakeKernels(const char* name) {
                  &WeightedSum,
                  &FindPeak,
                  &Select,
-                 &Axpy,
+                 &AddRows,
                  &ScaleRow,
                  &SquaredDistance,
                  &WidenRow,

@@ -50,6 +50,7 @@ struct Selection {
   bool unbiased;              // of the others this share of their mass over that threshold, weighing the threshold
   float* below;               // out: mass below the threshold
   float* tail;                // out: the same times slopes, unless unbiased
+  float* kept;                // out: number of entries kept
 };
 
 struct Kernels {
@@ -90,8 +91,10 @@ struct Kernels {
   // masks[v] bit i: entry (v, lane i) is kept. weights hold the masses; if unbiased they become at least the threshold.
   void (*select)(float* weights, std::int64_t rows, const Selection& selection, std::uint32_t* masks);
 
-  // Rows of n floats: y += factor * x, y *= factor, sum of (x - center)^2, and widening from any dtype and stride.
-  void (*axpy)(float factor, const float* x, std::int64_t n, float* y);
+  // Rows of n floats: y += factor[k] * row index[k] of `rows`, for k = 0, 1, ..., count - 1 in this order; y *= factor,
+  // sum of (x - center)^2, and widening from any dtype and stride.
+  void (*add_rows)(const float* rows, std::int64_t stride, const std::int64_t* index, const float* factor,
+                   std::int64_t count, std::int64_t n, float* y);
   void (*scale_row)(float factor, std::int64_t n, float* y);
   float (*squared_distance)(const float* x, const float* center, std::int64_t n);
   void (*widen_row)(const void* row, DType dtype, std::int64_t stride, std::int64_t n, float* out);

@@ -92,6 +92,31 @@ TEST_P(EveryKernel, SoftcapAndItsSlopeKeepRelativeAccuracy) {
   }
 }
 
+TEST_P(EveryKernel, ScaledRowsAreAddedInOrderWhateverTheirLength) {
+  constexpr std::int64_t kRows = 7, kStride = 333;
+  const std::vector<std::int64_t> index = {3, 0, 6, 3, 5, 1, 2, 4};
+  std::vector<float> rows(kRows * kStride), factor(index.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = std::sin(static_cast<float>(i));
+  for (std::size_t k = 0; k < factor.size(); ++k) factor[k] = std::ldexp(1.1f, static_cast<int>(9 * (k % 3)));
+  for (std::int64_t n = 1; n < kStride; n += n < 40 ? 1 : 13) {
+    for (std::int64_t count = 0; count <= static_cast<std::int64_t>(index.size()); ++count) {
+      std::vector<float> y(n + 1, 0.25f);
+      kernels().add_rows(rows.data(), kStride, index.data(), factor.data(), count, n, y.data());
+      for (std::int64_t i = 0; i < n; ++i) {
+        double want = 0.25, magnitude = 0.25;
+        for (std::int64_t k = 0; k < count; ++k) {
+          const double term = static_cast<double>(factor[k]) * rows[index[k] * kStride + i];
+          want += term;
+          magnitude += std::abs(term);
+        }
+        // Each step rounds a sum below `magnitude`, and without FMA its product.
+        ASSERT_LE(std::abs(y[i] - want), 2 * static_cast<double>(count) * 0x1p-24 * magnitude) << n << ' ' << i;
+      }
+      ASSERT_EQ(y[n], 0.25f) << "wrote beyond " << n;
+    }
+  }
+}
+
 TEST_P(EveryKernel, ForcedTargetIsTheOneThatIsPlanned) {
   ASSERT_EQ(setenv("CUTLOSS_TARGET", GetParam().c_str(), 1), 0);
   const Result<Machine> machine = Machine::detect();

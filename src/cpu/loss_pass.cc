@@ -332,10 +332,13 @@ void loss_pass(const Context& context, std::int64_t first, std::int64_t count) {
   const Geometry& g = workspace.geometry;
   const std::int64_t slices = plan.vocab_slices;
 
-  // Ignored rows may leave fewer than planned: spread what there is over the workers. A row's bits do not depend on
-  // the block it is in, so this choice is free; only slices have their number of states fixed by the plan.
+  // As many blocks for every worker: ignored rows may leave fewer than planned, and a group of rows need not divide. A
+  // row's bits do not depend on the block it is in, so this choice is free; only slices have their number of states
+  // fixed by the plan.
   std::int64_t blocks = ceil_div(count, plan.token_block);
-  if (slices == 1) blocks = std::max(blocks, std::min<std::int64_t>(plan.threads, ceil_div(count, 8 * g.panel)));
+  if (slices == 1) {
+    blocks = std::max(blocks, std::min(round_up(blocks, plan.threads), ceil_div(count, 8 * g.panel)));
+  }
   const std::int64_t size = ceil_div(ceil_div(count, blocks), g.panel) * g.panel;
   blocks = ceil_div(count, size);
 

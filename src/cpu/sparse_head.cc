@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "src/cpu/float_env.h"
+#include "src/cpu/row_sums.h"
 #include "src/cpu/sparse.h"
 #include "src/plan/arith.h"
 #include "src/problem/resolve.h"
@@ -20,14 +21,22 @@ class ScatterTask {
     const std::int64_t rows = std::min(g_.tile_rows, p_.vocab - tile_row);
     bool touched[kMaxTileRows] = {};
     std::fill_n(scratch.out, rows * g_.slice_hidden, 0.0f);
+    const RowSums sums(
+        context_.kernels, scratch.terms, rows,
+        {context_.workspace.token_rows, g_.slice_hidden, scratch.out, g_.slice_hidden, g_.slice_columns});
+    const auto add = [&](float factor, std::int64_t row, std::int64_t v) {
+      sums.add(v, factor, row);
+      touched[v] = true;
+    };
     for (std::int64_t row = 0; row < group_.count; row += g_.panel) {
       const std::int64_t live = std::min(g_.panel, group_.count - row);
       const std::uint8_t* redo = context_.workspace.rows.redo + group_.first + row;
       if (std::all_of(redo, redo + live, [](std::uint8_t r) { return r != 0; })) continue;  // flat: no entries
-      add_entries(tile, row, scratch.out, touched);
-      add_labels(tile_row, rows, row, live, scratch.out, touched);
-      add_targets(tile_row, rows, row, scratch.out, touched);
+      add_entries(tile, row, add);
+      add_labels(tile_row, rows, row, live, add);
+      add_targets(tile_row, rows, row, add);
     }
+    sums.flush();
     if (group_.final) add_shared(tile, tile_row, rows, scratch);
     for (std::int64_t v = 0; v < rows; ++v) {
       if (group_.started && !touched[v] && !group_.final) continue;
@@ -36,14 +45,9 @@ class ScatterTask {
   }
 
  private:
-  const float* token_row(std::int64_t row) const { return context_.workspace.token_rows + row * g_.slice_hidden; }
-
-  void add(float factor, std::int64_t row, std::int64_t v, float* out, bool* touched) const {
-    context_.kernels.axpy(factor, token_row(row), g_.slice_columns, out + v * g_.slice_hidden);
-    touched[v] = true;
-  }
-
-  void add_entries(std::int64_t tile, std::int64_t row, float* out, bool* touched) const {
+  // Each calls add(factor, row of the group, row of the tile).
+  template <typename Add>
+  void add_entries(std::int64_t tile, std::int64_t row, const Add& add) const {
     const Workspace& w = context_.workspace;
     const std::int64_t panel = row / g_.panel;
     const std::int64_t slice = slice_of(context_.plan, g_, tile);
@@ -55,29 +59,28 @@ class ScatterTask {
       const std::int64_t token = group_.first + row + lane;
       const float weight = w.rows.weight[token];
       if (weight == 0) continue;  // redone, or nothing comes down to it
-      add(weight * std::exp(w.entries.value[i] - w.rows.max[token]), row + lane, w.entries.place[i] / kMaxPanel, out,
-          touched);
+      add(weight * std::exp(w.entries.value[i] - w.rows.max[token]), row + lane, w.entries.place[i] / kMaxPanel);
     }
   }
 
-  void add_labels(std::int64_t tile_row, std::int64_t rows, std::int64_t row, std::int64_t live, float* out,
-                  bool* touched) const {
+  template <typename Add>
+  void add_labels(std::int64_t tile_row, std::int64_t rows, std::int64_t row, std::int64_t live, const Add& add) const {
     const RowTable& table = context_.workspace.rows;
     for (std::int64_t i = row; i < row + live; ++i) {
       const std::int64_t v = table.position[group_.first + i] - tile_row;
       if (v < 0 || v >= rows || table.redo[group_.first + i] != 0) continue;
-      add(table.label_grad[group_.first + i], i, v, out, touched);
+      add(table.label_grad[group_.first + i], i, v);
     }
   }
 
-  void add_targets(std::int64_t tile_row, std::int64_t rows, std::int64_t row, float* out, bool* touched) const {
+  template <typename Add>
+  void add_targets(std::int64_t tile_row, std::int64_t rows, std::int64_t row, const Add& add) const {
     if (p_.soft_targets == 0) return;
     const RowTable& table = context_.workspace.rows;
     for (const PanelTarget& target : targets_in(context_, group_.first + row, tile_row, tile_row + rows)) {
       const std::int64_t at = group_.first + row + target.lane;
       if (table.redo[at] != 0) continue;
-      add(-table.target[at] * target.probability * target.slope, row + target.lane, target.position - tile_row, out,
-          touched);
+      add(-table.target[at] * target.probability * target.slope, row + target.lane, target.position - tile_row);
     }
   }
 
@@ -87,7 +90,7 @@ class ScatterTask {
     const float* tail = w.tail_rows == nullptr ? nullptr : w.tail_rows + tile / g_.tail_tiles * g_.slice_hidden;
     for (std::int64_t v = 0; v < rows; ++v) {
       float* out = scratch.out + v * g_.slice_hidden;
-      if (tail != nullptr) context_.kernels.axpy(1.0f, tail, g_.slice_columns, out);
+      if (tail != nullptr) add_row(context_.kernels, 1.0f, tail, g_.slice_columns, out);
       if (w.smooth_row == nullptr) continue;
       const double weight = class_weight(context_, id_at(context_, tile_row + v));
       for (std::int64_t i = 0; i < g_.slice_columns; ++i) {
@@ -146,7 +149,8 @@ void spread_tails(const Context& context, const SparseGroup& group) {
         const TailMass tail = w.tail_masses[i * stored + block + slice];
         if (tail.mass == 0) continue;
         const float factor = w.rows.weight[at] * tail.mass * std::exp(tail.max - w.rows.max[at]);
-        context.kernels.axpy(factor / static_cast<float>(rows), w.token_rows + i * g.slice_hidden, g.slice_columns, to);
+        add_row(context.kernels, factor / static_cast<float>(rows), w.token_rows + i * g.slice_hidden, g.slice_columns,
+                to);
       }
     }
   });
@@ -168,7 +172,7 @@ void summarize_head(const Context& context) {
     const auto row = [&](std::int64_t position) { return float_table_row(context, id_at(context, position), scratch); };
     if (p.filter == Filter::certified) {
       const auto share = 1.0f / static_cast<float>(end - begin);
-      for (std::int64_t i = begin; i < end; ++i) context.kernels.axpy(share, row(i), p.hidden, center);
+      for (std::int64_t i = begin; i < end; ++i) add_row(context.kernels, share, row(i), p.hidden, center);
     }
     double largest = 0;
     for (std::int64_t i = begin; i < end; ++i) {

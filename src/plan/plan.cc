@@ -256,7 +256,9 @@ std::optional<Plan> fill_sparse(const Problem& p, const cpu::Kernels& kernels, c
   if (wants_head(p)) {
     const auto entries = static_cast<std::int64_t>(region / kEntryBytes) / plan.vocab_slices;
     plan.panel_entries = std::min(plan.panel_entries, std::max(entries, w));
-    plan.group_tokens = std::clamp(entries / plan.panel_entries * w, w, tokens);
+    const std::int64_t most = std::max(entries / plan.panel_entries * w, w);
+    plan.group_tokens =
+        round_up(ceil_div(tokens, ceil_div(tokens, most)), w);  // even: a short last group idles threads
   }
   plan.head_sum = needs_head_sum(p, plan.group_tokens < p.tokens);
   plan.workspace_bytes = map_workspace(plan, nullptr).bytes;

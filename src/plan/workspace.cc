@@ -83,6 +83,14 @@ LossState carve_state(const Plan& plan, const Geometry& g, Carver& carver) {
   return state;
 }
 
+TermLists carve_terms(std::int64_t sums, Carver& carver) {
+  TermLists lists{};
+  lists.factor = carver.take<float>(sums * kTerms);
+  lists.row = carver.take<std::int64_t>(sums * kTerms);
+  lists.count = carver.take<std::int32_t>(sums);
+  return lists;
+}
+
 LossScratch carve_loss(const Plan& plan, const Geometry& g, Carver& carver) {
   LossScratch scratch{};
   scratch.tokens = carver.take<float>(plan.token_block * g.depth);
@@ -99,7 +107,8 @@ LossScratch carve_loss(const Plan& plan, const Geometry& g, Carver& carver) {
   scratch.label_row = carver.take<std::int64_t>(g.panel);
   if (plan.mode != Mode::sparse) return scratch;
   scratch.masks = carver.take<std::uint32_t>(g.tile_rows);
-  scratch.parts = carver.take<float>(2 * g.panel);
+  scratch.parts = carver.take<float>(3 * g.panel);
+  scratch.terms = carve_terms(g.panel, carver);
   if (!rows_are_floats(plan.problem)) scratch.table = carver.take<float>(g.tile_rows * g.row_stride);
   return scratch;
 }
@@ -107,7 +116,10 @@ LossScratch carve_loss(const Plan& plan, const Geometry& g, Carver& carver) {
 HeadScratch carve_head(const Plan& plan, const Geometry& g, Carver& carver) {
   HeadScratch scratch{};
   scratch.out = carver.take<float>(plan.head_tiles * g.tile_rows * g.slice_hidden);
-  if (plan.mode == Mode::sparse) return scratch;
+  if (plan.mode == Mode::sparse) {
+    scratch.terms = carve_terms(g.tile_rows, carver);
+    return scratch;
+  }
   scratch.out_error = carver.take<float>(plan.head_tiles * g.tile_rows * g.slice_hidden);
   if (plan.problem.class_weights) scratch.class_weights = carver.take<float>(g.tile_rows);
   scratch.label_row = carver.take<std::int64_t>(g.panel);

@@ -129,6 +129,15 @@ struct LossState {
   FilterState filter;
 };
 
+// Terms of sums over rows that are gathered before they are added: [sums][kTerms] each, and how many there are.
+struct TermLists {
+  float* factor;
+  std::int64_t* row;
+  std::int32_t* count;  // [sums]
+};
+// Per list: longer ones save less than 1/16 of the columns' traffic, and those of a tile are to stay in L1.
+constexpr std::int64_t kTerms = 16;
+
 struct LossScratch {  // one per worker
   float* tokens;      // [panels][depth][W]
   float* head;        // a head tile
@@ -141,7 +150,8 @@ struct LossScratch {  // one per worker
   float* class_weights;     // [tile_rows]
   std::int64_t* label_row;  // [W]
   std::uint32_t* masks;     // mode sparse: [tile_rows]
-  float* parts;             // mode sparse: [2][W]
+  float* parts;             // mode sparse: [3][W]
+  TermLists terms;          // mode sparse: of W sums
   float* table;             // mode sparse: [tile_rows][row_stride], where the table's rows are not f32 side by side
 };
 
@@ -150,6 +160,7 @@ struct HeadScratch {        // one per worker
   float* out_error;         // what its sums have rounded away
   float* class_weights;     // [tile_rows]
   std::int64_t* label_row;  // [W]
+  TermLists terms;          // mode sparse: of tile_rows sums
   float* heads;             // these four in mode recompute only: head_tiles head tiles,
   float* tokens;            // [head_tokens / W][depth][W]
   float* slices;            // [slice_hidden / W][head_tokens][W]

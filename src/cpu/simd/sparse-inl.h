@@ -50,6 +50,7 @@ inline void Select(float* weights, std::int64_t rows, const Selection& s, std::u
     const auto key_b = hn::Load(du, s.keys + kPanel + half);
     Vec below = hn::Zero(d);
     Vec tail = hn::Zero(d);
+    Vec kept = hn::Zero(d);
     for (std::int64_t v = 0; v < rows; ++v) {
       float* at = weights + v * kPanel + half;
       const Vec e = hn::Load(d, at);
@@ -64,6 +65,7 @@ inline void Select(float* weights, std::int64_t rows, const Selection& s, std::u
         const Vec slope = s.slopes == nullptr ? e : hn::Mul(e, hn::Load(d, s.slopes + v * kPanel + half));
         tail = hn::Add(tail, hn::IfThenElseZero(small, slope));
       }
+      kept = hn::Add(kept, hn::IfThenElseZero(keep, hn::Set(d, 1.0f)));
       std::uint8_t bytes[8] = {};
       hn::StoreMaskBits(d, keep, bytes);
       std::uint32_t bits;
@@ -72,6 +74,7 @@ inline void Select(float* weights, std::int64_t rows, const Selection& s, std::u
     }
     hn::Store(below, d, s.below + half);
     hn::Store(tail, d, s.tail + half);
+    hn::Store(kept, d, s.kept + half);
   }
 }
 
@@ -89,25 +92,38 @@ inline void LargestMagnitude(const float* tile, std::int64_t rows, float* larges
   }
 }
 
-// y[0, n) += factor * x[0, n)
-inline void Axpy(float factor, const float* HWY_RESTRICT x, std::int64_t n, float* HWY_RESTRICT y) {
+// y[0, K vectors) += sum over k of factor[k] * row index[k]
+template <std::size_t K>
+HWY_INLINE void AddColumns(const float* HWY_RESTRICT rows, std::int64_t stride, const std::int64_t* index,
+                           const float* factor, std::int64_t count, float* HWY_RESTRICT y) {
   const F32 d;
-  const Vec f = hn::Set(d, factor);
+  Vec sum[K];
+  for (std::size_t i = 0; i < K; ++i) sum[i] = hn::LoadU(d, y + i * kLanes);
+  for (std::int64_t k = 0; k < count; ++k) {
+    const Vec f = hn::Set(d, factor[k]);
+    const float* x = rows + index[k] * stride;
+    for (std::size_t i = 0; i < K; ++i) sum[i] = hn::MulAdd(f, hn::LoadU(d, x + i * kLanes), sum[i]);
+  }
+  for (std::size_t i = 0; i < K; ++i) hn::StoreU(sum[i], d, y + i * kLanes);
+}
+
+inline void AddRows(const float* rows, std::int64_t stride, const std::int64_t* index, const float* factor,
+                    std::int64_t count, std::int64_t n, float* y) {
+  // Ten sums, a factor and loads from memory fill 16 registers; D is mostly a multiple of 64 or 80 floats.
+  constexpr std::size_t kMany = 10;
   std::int64_t i = 0;
+  for (; i + static_cast<std::int64_t>(kMany * kLanes) <= n; i += kMany * kLanes) {
+    AddColumns<kMany>(rows + i, stride, index, factor, count, y + i);
+  }
   for (; i + static_cast<std::int64_t>(4 * kLanes) <= n; i += 4 * kLanes) {
-    const Vec a = hn::MulAdd(f, hn::LoadU(d, x + i), hn::LoadU(d, y + i));
-    const Vec b = hn::MulAdd(f, hn::LoadU(d, x + i + kLanes), hn::LoadU(d, y + i + kLanes));
-    const Vec c = hn::MulAdd(f, hn::LoadU(d, x + i + 2 * kLanes), hn::LoadU(d, y + i + 2 * kLanes));
-    const Vec e = hn::MulAdd(f, hn::LoadU(d, x + i + 3 * kLanes), hn::LoadU(d, y + i + 3 * kLanes));
-    hn::StoreU(a, d, y + i);
-    hn::StoreU(b, d, y + i + kLanes);
-    hn::StoreU(c, d, y + i + 2 * kLanes);
-    hn::StoreU(e, d, y + i + 3 * kLanes);
+    AddColumns<4>(rows + i, stride, index, factor, count, y + i);
   }
   for (; i + static_cast<std::int64_t>(kLanes) <= n; i += kLanes) {
-    hn::StoreU(hn::MulAdd(f, hn::LoadU(d, x + i), hn::LoadU(d, y + i)), d, y + i);
+    AddColumns<1>(rows + i, stride, index, factor, count, y + i);
   }
-  for (; i < n; ++i) y[i] += factor * x[i];
+  for (; i < n; ++i) {
+    for (std::int64_t k = 0; k < count; ++k) y[i] += factor[k] * rows[index[k] * stride + i];
+  }
 }
 
 inline void ScaleRow(float factor, std::int64_t n, float* y) {
