@@ -172,14 +172,41 @@ Status validate(const Problem& problem);
 
 // ------------------------------------------------------------------------------------------------------- plan
 
-// What the planner may know of the machine. detect() reads caches, CPU quota and affinity; CUTLOSS_TARGET in the
-// environment forces a kernel target. A Machine may also be written by hand: planning is a pure function of it.
+// Upper limits of the block sizes that the planner considers.
+struct Blocks {
+  std::int64_t token_block = 0;
+  std::int64_t vocab_tile = 0;
+  std::int64_t chunk_tokens = 0;
+  std::int64_t head_tokens = 0;
+  std::int64_t head_rows = 0;  // vocabulary rows of a task of the dC pass in mode recompute
+};
+
+// What `cutloss tune` found to be fastest for problems with this table in this mode, on this target.
+struct TunedBlocks {
+  std::string target;
+  Mode mode = Mode::automatic;
+  std::int64_t hidden = 0;
+  DType c_dtype = DType::f32;
+  HeadLayout head_layout = HeadLayout::vd;
+  Blocks blocks;
+};
+
+// A tuning table as text, one line an entry, and back; an error names the first line that is wrong.
+std::string format_tuning(const std::vector<TunedBlocks>& entries);
+Result<std::vector<TunedBlocks>> parse_tuning(std::string_view lines);
+
+// What the planner may know of the machine. detect() reads caches, CPU quota, affinity, memory limits and the file of
+// `cutloss tune`; CUTLOSS_TARGET in the environment forces a kernel target, CUTLOSS_TUNING_FILE names another file
+// ("none": no file). A Machine may also be written by hand: planning is a pure function of it.
 struct Machine {
   std::string target;               // a name out of available_targets()
   int threads = 1;                  // affinity and cgroup quota (rounded down) respected
   std::size_t l1_bytes = 32 << 10;  // per core
   std::size_t l2_bytes = 512 << 10;
   std::size_t l3_bytes = 8 << 20;  // shared
+  std::uint64_t spare_bytes = 512 << 20;  // most that mode chunk takes without a budget; less where less may be had
+  std::vector<TunedBlocks> tuning;
+  std::string tuning_note;  // where `tuning` comes from, or why a file was ignored; nothing reads it
   static Result<Machine> detect();
 };
 
@@ -213,6 +240,7 @@ struct Plan {
   std::int64_t group_tokens = 0;      // mode sparse: rows whose kept entries are held at once, if dC is wanted
   std::int64_t panel_entries = 0;     // mode sparse: entries of a panel of rows, above which it is done exactly
   std::shared_ptr<const Plan> exact;  // mode sparse: how rows are redone
+  bool tuned = false;                 // the block sizes are those of Machine::tuning
   std::uint64_t workspace_bytes = 0;
   double units = 0;  // cost in u
   double flops = 0;

@@ -134,7 +134,10 @@ NB_MODULE(_core, m) {
       .def_ro("threads", &Machine::threads)
       .def_ro("l1_bytes", &Machine::l1_bytes)
       .def_ro("l2_bytes", &Machine::l2_bytes)
-      .def_ro("l3_bytes", &Machine::l3_bytes);
+      .def_ro("l3_bytes", &Machine::l3_bytes)
+      .def_ro("spare_bytes", &Machine::spare_bytes)
+      .def_prop_ro("tuning", [](const Machine& machine) { return format_tuning(machine.tuning); })
+      .def_ro("tuning_note", &Machine::tuning_note);
 
   nb::class_<Plan>(m, "Plan", "How a problem is worked on: mode, tiles, threads and workspace. Read-only.")
       .def_prop_ro("mode", [](const Plan& plan) { return std::string(name(plan.mode)); })
@@ -144,6 +147,7 @@ NB_MODULE(_core, m) {
       .def_ro("vocab_tile", &Plan::vocab_tile)
       .def_ro("vocab_slices", &Plan::vocab_slices)
       .def_ro("chunk_tokens", &Plan::chunk_tokens)
+      .def_ro("tuned", &Plan::tuned)
       .def_ro("workspace_bytes", &Plan::workspace_bytes)
       .def_ro("units", &Plan::units)
       .def_ro("flops", &Plan::flops)

@@ -197,6 +197,8 @@ Machine read_machine(Attributes& attributes) {
   machine.l1_bytes = attributes.get<std::int64_t>("l1_bytes");
   machine.l2_bytes = attributes.get<std::int64_t>("l2_bytes");
   machine.l3_bytes = attributes.get<std::int64_t>("l3_bytes");
+  machine.spare_bytes = attributes.get<std::int64_t>("spare_bytes");
+  machine.tuning = attributes.keep(parse_tuning(attributes.get<std::string_view>("tuning")));
   return machine;
 }
 

@@ -114,6 +114,16 @@ void draw_objective(Random& random, const CheckOptions& options, Problem& p) {
   if (random.chance(0.2)) p.d_c_dtype = draw_dtype(random);
 }
 
+// Any sizes that a tuning file may hold, however unwise. The target is filled in by who runs the case.
+std::vector<TunedBlocks> draw_tuning(Random& random, const Problem& p) {
+  const auto size = [&] { return std::int64_t{1} << random.between(0, 11) | random.below(64); };
+  std::vector<TunedBlocks> entries;
+  for (const Mode mode : {Mode::loss, Mode::stream, Mode::chunk, Mode::recompute}) {
+    entries.push_back({"", mode, p.hidden, p.c_dtype, p.head_layout, {size(), size(), size(), size(), size()}});
+  }
+  return entries;
+}
+
 }  // namespace
 
 CheckCase make_case(const CheckOptions& options, std::uint64_t seed, const std::string& target) {
@@ -125,6 +135,7 @@ CheckCase make_case(const CheckOptions& options, std::uint64_t seed, const std::
   out.machine.l1_bytes = random.pick(std::vector<std::size_t>{16 << 10, 32 << 10, 48 << 10});
   out.machine.l2_bytes = random.pick(std::vector<std::size_t>{32 << 10, 512 << 10, 2 << 20});
   if (random.chance(0.4)) out.budget_share = random.uniform();
+  if (random.chance(0.3)) out.machine.tuning = draw_tuning(random, p);
 
   const bool vd = p.head_layout == HeadLayout::vd;
   const Matrix e = draw_matrix(random, p.tokens, p.hidden);

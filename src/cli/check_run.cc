@@ -113,6 +113,7 @@ CheckReport run_check(const CheckCase& test, const reference::Reference& want, M
   Machine machine = test.machine;
   machine.target = target;
   machine.threads = threads;
+  for (TunedBlocks& entry : machine.tuning) entry.target = target;
   Limits limits{.mode = mode, .budget_bytes = {}, .threads = threads};
   Result<Plan> plan = make_plan(p, limits, machine);
   if (plan.ok() && test.budget_share) {

@@ -9,6 +9,7 @@
 
 #include "src/cpu/kernels.h"
 #include "src/plan/arith.h"
+#include "src/plan/tuning.h"
 #include "src/plan/workspace.h"
 #include "src/problem/resolve.h"
 #include "src/problem/text.h"
@@ -16,8 +17,9 @@
 namespace cutloss {
 namespace {
 
-// Without a budget, mode chunk may take this much: chunks of 512 and more tokens were within 4 % of the fastest.
-constexpr std::uint64_t kDefaultChunkBudget = std::uint64_t{512} << 20;
+// Without a budget, mode chunk may take Machine::spare_bytes, at most 512 MiB: chunks of 512 and more tokens were within
+// 4 % of the fastest. No tuning table makes a workspace larger than this by itself.
+constexpr std::uint64_t kMaxTunedBytes = std::uint64_t{512} << 20;
 constexpr std::int64_t kMaxChunkTokens = 2048;                  // more only costs memory, whatever the budget
 constexpr std::int64_t kMaxChunkBytes = std::int64_t{1} << 30;  // of logits, likewise
 constexpr std::int64_t kSlicedTokens = 1024;                    // fewer tokens than this are also divided by vocabulary
@@ -30,6 +32,7 @@ constexpr std::int64_t kMaxTokenBlock = 1024;    // E panels and accumulators of
 constexpr std::int64_t kMinTileGroups = 8;       // below, loading and storing accumulators shows
 constexpr std::int64_t kHeadTokens = 512;        // gradient tiles of one step stay in L2
 constexpr std::int64_t kHeadRows = 768;          // vocabulary rows over which packing the tokens again is spread
+constexpr Blocks kDefaultBlocks = {kMaxTokenBlock, 0 /* by the caches */, kMaxChunkTokens, kHeadTokens, kHeadRows};
 constexpr double kFlopsPerThread = 8e6;          // a thread takes 20 us to start, about 2 MFLOP of work
 
 // The second accumulator that smoothing needs under a softcap is one more product over the vocabulary.
@@ -62,10 +65,13 @@ std::vector<Mode> legal_modes(const Problem& p) {
   return {p.want_d_e ? Mode::stream : Mode::loss};
 }
 
-std::int64_t vocab_tile(const Problem& p, const cpu::Kernels& kernels, const Machine& machine) {
+std::int64_t vocab_tile(const Problem& p, const cpu::Kernels& kernels, const Machine& machine,
+                        const Blocks& most = kDefaultBlocks) {
+  const std::int64_t most_rows = kMaxTileRows / kernels.rows * kernels.rows;
+  if (most.vocab_tile > 0) return std::min(round_up(std::min(most.vocab_tile, p.vocab), kernels.rows), most_rows);
   const std::int64_t row_bytes = round_up(p.hidden + (p.bias_dtype ? 1 : 0), kernels.rows) * 4;
   std::int64_t rows = static_cast<std::int64_t>(machine.l2_bytes / 2) / row_bytes / kernels.rows * kernels.rows;
-  rows = std::clamp(rows, kMinTileGroups * kernels.rows, kMaxTileRows / kernels.rows * kernels.rows);
+  rows = std::clamp(rows, kMinTileGroups * kernels.rows, most_rows);
   return std::min(rows, round_up(p.vocab, kernels.rows));
 }
 
@@ -120,7 +126,7 @@ bool needs_head_sum(const Problem& p, bool in_parts) {
 }
 
 Plan fill(const Problem& p, Mode mode, const cpu::Kernels& kernels, std::int64_t tile, const Shape& shape,
-          bool smallest) {
+          bool smallest, const Blocks& most = kDefaultBlocks) {
   Plan plan;
   plan.problem = p;
   plan.mode = mode;
@@ -140,11 +146,11 @@ Plan fill(const Problem& p, Mode mode, const cpu::Kernels& kernels, std::int64_t
   }
   if (wants_head(p)) {
     const std::int64_t tokens = round_up(std::max<std::int64_t>(at_once, 1), kernels.panel);
-    plan.head_tokens = smallest ? kernels.panel : std::min(round_up(kHeadTokens, kernels.panel), tokens);
+    plan.head_tokens = smallest ? kernels.panel : std::min(round_up(most.head_tokens, kernels.panel), tokens);
     plan.head_tiles = 1;
     if (mode == Mode::recompute && !smallest) {
       plan.head_tiles = std::clamp<std::int64_t>(tiles / (std::int64_t{4} * shape.threads), 1,
-                                                 std::max<std::int64_t>(1, kHeadRows / tile));
+                                                 std::max<std::int64_t>(1, most.head_rows / tile));
     }
   }
   if (p.filter == Filter::tile && mode == Mode::recompute) plan.epsilon = *p.epsilon;
@@ -159,6 +165,8 @@ Plan fill(const Problem& p, Mode mode, const cpu::Kernels& kernels, std::int64_t
   return plan;
 }
 
+constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
+
 struct Choice {
   std::optional<Plan> best;
   double best_time = std::numeric_limits<double>::infinity();
@@ -168,33 +176,43 @@ struct Choice {
 Choice choose(const Problem& p, Mode mode, const cpu::Kernels& kernels, const Machine& machine, int threads,
               std::uint64_t budget) {
   Choice choice;
-  const auto consider = [&](std::int64_t tile, const Shape& shape, bool smallest) {
-    Plan plan = fill(p, mode, kernels, tile, shape, smallest);
+  const TunedBlocks* const tuned = find_tuned(machine.tuning, p, mode, kernels.name);
+  // False if the plan is over `limit`.
+  const auto consider = [&](std::int64_t tile, const Shape& shape, bool smallest, std::uint64_t limit,
+                            const Blocks& most) {
+    Plan plan = fill(p, mode, kernels, tile, shape, smallest, most);
+    plan.tuned = tuned != nullptr && &most == &tuned->blocks;
     choice.smallest = std::min(choice.smallest, plan.workspace_bytes);
-    if (plan.workspace_bytes > budget) return;
+    if (plan.workspace_bytes > limit) return false;
     const double time = predicted_time(plan, geometry_of(plan));
     if (time < choice.best_time) {
       choice.best_time = time;
       choice.best = std::move(plan);
     }
+    return true;
   };
 
   const std::int64_t w = kernels.panel;
+  const Blocks& most = tuned != nullptr ? tuned->blocks : kDefaultBlocks;
   const std::int64_t tile = vocab_tile(p, kernels, machine);
+  const std::int64_t tuned_tile = vocab_tile(p, kernels, machine, most);
+  const std::uint64_t tuned_limit = budget == kUnlimited ? kMaxTunedBytes : budget;
   const std::int64_t tokens = std::max<std::int64_t>(p.tokens, 1);
   std::vector<std::int64_t> chunks = {0};
-  if (mode == Mode::chunk) chunks = halvings(std::min(tokens, kMaxChunkTokens), w);
+  if (mode == Mode::chunk) chunks = halvings(std::min(tokens, most.chunk_tokens), w);
   for (const std::int64_t chunk : chunks) {
     const std::int64_t at_once = mode == Mode::chunk ? std::min(chunk, tokens) : tokens;
     if (mode == Mode::chunk && chunk > w && chunk * p.vocab * 4 > kMaxChunkBytes) continue;
     for (int t = threads; t >= 1; t = t > 8 ? t / 2 : t - 1) {
       // The largest block that gives every thread the same number of blocks.
-      const std::int64_t even = ceil_div(at_once, round_up(ceil_div(at_once, kMaxTokenBlock), t));
+      const std::int64_t even = ceil_div(at_once, round_up(ceil_div(at_once, most.token_block), t));
       for (const std::int64_t block : halvings(std::max(even, std::min(at_once, 8 * w)), w)) {
-        consider(tile, {block, chunk, t}, false);
+        const Shape shape{block, chunk, t};
+        if (tuned != nullptr && consider(tuned_tile, shape, false, tuned_limit, most)) continue;
+        consider(tile, shape, false, budget, kDefaultBlocks);
       }
     }
-    consider(kernels.rows, {w, chunk, 1}, true);
+    consider(kernels.rows, {w, chunk, 1}, true, budget, kDefaultBlocks);
   }
   return choice;
 }
@@ -299,6 +317,8 @@ Status over_budget(std::uint64_t budget, std::uint64_t smallest, const std::vect
 
 }  // namespace
 
+const Blocks& default_blocks() { return kDefaultBlocks; }
+
 Result<Plan> make_plan(const Problem& problem, const Limits& limits, const Machine& machine) {
   if (Status s = validate(problem); !s.ok()) return s;
   const cpu::Kernels* kernels = cpu::find_kernels(machine.target);
@@ -324,7 +344,6 @@ Result<Plan> make_plan(const Problem& problem, const Limits& limits, const Machi
   const int threads =
       limits.threads > 0 ? limits.threads : std::clamp(machine.threads, 1, std::min(worth, kMaxThreads));
 
-  constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
   Choice best;
   std::uint64_t smallest = kUnlimited;
   std::vector<Rejection> rejected;
@@ -335,7 +354,7 @@ Result<Plan> make_plan(const Problem& problem, const Limits& limits, const Machi
     }
     std::uint64_t budget = limits.budget_bytes.value_or(kUnlimited);
     // Asked for by name and without a budget, chunk takes what its smallest chunk needs.
-    if (mode == Mode::chunk && !limits.budget_bytes) budget = kDefaultChunkBudget;
+    if (mode == Mode::chunk && !limits.budget_bytes) budget = machine.spare_bytes;
     Choice choice = mode == Mode::sparse ? choose_sparse(problem, *kernels, machine, threads, budget)
                                          : choose(problem, mode, *kernels, machine, threads, budget);
     if (!choice.best && mode == limits.mode && !limits.budget_bytes) {

@@ -66,6 +66,7 @@ std::string Plan::json() const {
     json.number("group_tokens", group_tokens);
     json.number("panel_entries", panel_entries);
   }
+  json.number("tuned", tuned ? "true" : "false");
   json.number("units", units);
   json.number("flops", static_cast<std::uint64_t>(std::min(flops, 1.8e19)));
   json.number("workspace_bytes", workspace_bytes);

@@ -4,6 +4,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "src/plan/cgroup.h"
+
 namespace cutloss {
 namespace {
 
@@ -27,28 +29,10 @@ double limit_of(const std::string& folder) {
 
 int cpu_quota(const std::string& root, const std::string& membership) {
   double tightest = -1;
-  const auto look = [&](const std::string& mount, std::string path) {
-    for (;;) {
-      const double limit = limit_of(mount + path);
-      if (limit > 0) tightest = tightest < 0 ? limit : std::min(tightest, limit);
-      if (path.empty()) return;
-      path.erase(path.rfind('/'));
-    }
-  };
-  std::ifstream file(membership);
-  for (std::string line; std::getline(file, line);) {  // "id:controllers:/path"
-    const auto first = line.find(':');
-    const auto second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    std::string path = line.substr(second + 1);
-    if (path == "/" || path.empty() || path[0] != '/') path.clear();
-    if (controllers == ",,") {
-      look(root, path);
-    } else if (controllers.find(",cpu,") != std::string::npos) {
-      look(root + "/cpu", path);
-    }
-  }
+  for_each_cgroup(root, membership, "cpu", [&](const std::string& folder) {
+    const double limit = limit_of(folder);
+    if (limit > 0) tightest = tightest < 0 ? limit : std::min(tightest, limit);
+  });
   if (tightest < 0) return 0;
   return std::max(1, static_cast<int>(tightest));
 }

@@ -103,7 +103,8 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
             given(extra.vocab_order if filtered else None), given(extra.denominator).reshape(-1), given(extra.seed),
             **attributes, has_bias=extra.bias is not None, has_labels=labels is not None,
             target=machine.target, machine_threads=np.int64(machine.threads), l1_bytes=np.int64(machine.l1_bytes),
-            l2_bytes=np.int64(machine.l2_bytes), l3_bytes=np.int64(machine.l3_bytes)))
+            l2_bytes=np.int64(machine.l2_bytes), l3_bytes=np.int64(machine.l3_bytes),
+            spare_bytes=np.int64(machine.spare_bytes), tuning=machine.tuning))
     metrics = {"entropy": entropy, "argmax": argmax, "correct": correct != 0, "rank": rank, "mean_logits": mean_logits}
     metrics = {name: value for name, value in metrics.items() if name in options.metrics}
     if options.top_k:
