@@ -42,6 +42,8 @@ int info(bool json) {
         {"targets", targets},
         {"target", machine.target},
         {"target_reason", why},
+        {"spare_bytes", machine.spare_bytes},
+        {"tuning", machine.tuning_note},
     };
     print_json(out);
     return kOk;
@@ -55,6 +57,7 @@ int info(bool json) {
                              human_bytes(machine.l3_bytes))},
       {"targets", fmt::format("{}", fmt::join(targets, ", "))},
       {"would run", fmt::format("{}: {}", machine.target, why)},
+      {"tuning", machine.tuning_note},
   });
   return kOk;
 }

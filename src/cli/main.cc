@@ -19,6 +19,7 @@ constexpr const char* kFooter = R"(Examples:
   cutloss info                                      what this machine can run
   cutloss check --cases 500                         compare every kernel and mode with float64
   cutloss bench --n 1024 --v 262144 --d 640 --frozen --dtype bf16
+  cutloss tune --n 2048 --v 262144 --d 640 --frozen  block sizes measured on this machine
   cutloss plan --n 8192 --v 262144 --d 640 --budget 256MiB
   cutloss loss --e e.npy --c c.npy --labels y.npy --d-e d_e.npy --frozen
 
@@ -27,7 +28,8 @@ constexpr const char* kFooter = R"(Examples:
 Exit codes: 0 done; 1 a check failed; 2 bad usage or input; 3 the budget is too small or memory ran out;
 4 the kernel target asked for is not available.
 
-Environment: CUTLOSS_TARGET forces a kernel target (a name from `cutloss info`).)";
+Environment: CUTLOSS_TARGET forces a kernel target (a name from `cutloss info`); CUTLOSS_TUNING_FILE names the file
+of `cutloss tune`.)";
 
 int run(int argc, char** argv) {
   using namespace cutloss::cli;
@@ -40,6 +42,7 @@ int run(int argc, char** argv) {
   add_plan(app, code);
   add_check(app, code);
   add_bench(app, code);
+  add_tune(app, code);
   add_loss(app, code);
   refuse_numbers_beyond_64_bits(app);
 

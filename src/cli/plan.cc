@@ -29,7 +29,9 @@ int plan(const ProblemOptions& options, bool most, bool json) {
   if (json) {
     fmt::print("{}\n", plan->json());
   } else {
-    print_facts(plan_facts(plan.value()));
+    std::vector<std::pair<std::string, std::string>> facts = plan_facts(plan.value());
+    facts.emplace_back("tuning", machine->tuning_note);
+    print_facts(facts);
   }
   return kOk;
 }

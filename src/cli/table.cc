@@ -64,10 +64,12 @@ std::vector<std::pair<std::string, std::string>> plan_facts(const Plan& plan) {
       {"mode", std::string(name(plan.mode))},
       {"cost", fmt::format("{:g}u, {:.3g} GFLOP", plan.units, plan.flops / 1e9)},
       {"workspace", human_bytes(plan.workspace_bytes)},
-      {"lower bound", human_bytes(gradient_bytes(plan.problem)) + " of gradients, which the workspace comes on top of"},
+      {"lower bound", fmt::format("{:.1f} MiB: the gradients; the workspace comes on top",
+                                  static_cast<double>(gradient_bytes(plan.problem)) / (1 << 20))},
       {"target", plan.target},
       {"threads", fmt::format("{}", plan.threads)},
-      {"tiles", fmt::format("{} tokens x {} vocabulary rows", plan.token_block, plan.vocab_tile)},
+      {"tiles", fmt::format("{} tokens x {} vocabulary rows{}", plan.token_block, plan.vocab_tile,
+                            plan.tuned ? " (measured by 'cutloss tune')" : "")},
   };
   if (plan.vocab_slices > 1) facts.emplace_back("vocabulary slices", fmt::format("{}", plan.vocab_slices));
   if (plan.chunk_tokens > 0) facts.emplace_back("chunk", fmt::format("{} tokens", plan.chunk_tokens));
