@@ -203,7 +203,7 @@ struct Machine {
   int threads = 1;                  // affinity and cgroup quota (rounded down) respected
   std::size_t l1_bytes = 32 << 10;  // per core
   std::size_t l2_bytes = 512 << 10;
-  std::size_t l3_bytes = 8 << 20;  // shared
+  std::size_t l3_bytes = 8 << 20;         // shared
   std::uint64_t spare_bytes = 512 << 20;  // most that mode chunk takes without a budget; less where less may be had
   std::vector<TunedBlocks> tuning;
   std::string tuning_note;  // where `tuning` comes from, or why a file was ignored; nothing reads it

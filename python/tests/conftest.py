@@ -1,7 +1,12 @@
-"""Puts this folder on sys.path, so that tests in subfolders can import the modules of helpers here."""
+"""Puts this folder on sys.path, so that tests in subfolders can import the modules of helpers here;
+keeps what the user has tuned out."""
+
+import os
 
 import numpy as np
 import pytest
+
+os.environ["CUTLOSS_TUNING_FILE"] = "none"
 
 
 @pytest.fixture

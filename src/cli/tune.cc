@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdlib>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -31,7 +32,7 @@ struct TuneOptions {
 // One of the sizes, and what is tried for it.
 struct Knob {
   const char* name;
-  std::int64_t Blocks::* size;
+  std::int64_t Blocks::*size;
   std::vector<std::int64_t> values;
 };
 
@@ -238,7 +239,8 @@ void add_tune(CLI::App& app, int& code) {
       "and number of threads; other answers in the file stay. Results keep their error bounds and their independence\n"
       "of threads; budgets are kept. Delete the file to forget everything.\n\n"
       "Environment: CUTLOSS_TUNING_FILE names the file that is written and that every program using cutloss reads;\n"
-      "'none' is no file. By default it is tuning-*.txt in $XDG_CACHE_HOME/cutloss or ~/.cache/cutloss; 'cutloss info'\n"
+      "'none' is no file. By default it is tuning-*.txt in $XDG_CACHE_HOME/cutloss or ~/.cache/cutloss; 'cutloss "
+      "info'\n"
       "shows which, and why it is ignored if it is.\n\n"
       "Examples:\n"
       "  cutloss tune --n 2048 --v 262144 --d 640 --frozen          LoRA on a Gemma 3 270M\n"
@@ -249,7 +251,10 @@ void add_tune(CLI::App& app, int& code) {
   options.problem.add_objective(*command);
   options.problem.add_limits(*command);
   command->add_option("--seconds", options.seconds, "Aimed at for each run: a larger part of the vocabulary")
-      ->check(CLI::Range(0.0, 3600.0))
+      ->check([](const std::string& text) {  // CLI::Range lets NaN through
+        const double seconds = std::strtod(text.c_str(), nullptr);
+        return seconds >= 0 && seconds <= 3600 ? std::string() : text + " is not in [0, 3600]";
+      })
       ->capture_default_str();
   command->add_option("--reps", options.reps, "Runs of each size; the best counts")
       ->check(CLI::PositiveNumber)

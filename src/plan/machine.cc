@@ -89,7 +89,8 @@ Result<Machine> Machine::detect() {
   machine.l1_bytes = cache_bytes(1, machine.l1_bytes);
   machine.l2_bytes = cache_bytes(2, machine.l2_bytes);
   machine.l3_bytes = cache_bytes(3, machine.l3_bytes);
-  if (const auto left = available_memory("/sys/fs/cgroup", "/proc/self/cgroup", "/proc/meminfo", address_space_left())) {
+  if (const auto left =
+          available_memory("/sys/fs/cgroup", "/proc/self/cgroup", "/proc/meminfo", address_space_left())) {
     machine.spare_bytes = std::min(machine.spare_bytes, *left);
   }
   TuningFile tuning = read_tuning(tuning_path(this_cpu()), this_cpu());

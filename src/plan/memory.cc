@@ -49,7 +49,8 @@ Bytes left_in(const std::string& folder) {
   const Bytes use = first_number(folder + (v2 ? "/memory.current" : "/memory.usage_in_bytes"));
   // Version 1 spells "no limit" as the largest multiple of a page below 2^63.
   if (!limit || *limit >= std::uint64_t{1} << 62) return std::nullopt;
-  const std::uint64_t cache = field(folder + "/memory.stat", v2 ? "inactive_file " : "total_inactive_file ").value_or(0);
+  const std::uint64_t cache =
+      field(folder + "/memory.stat", v2 ? "inactive_file " : "total_inactive_file ").value_or(0);
   const std::uint64_t used = use.value_or(0) - std::min(use.value_or(0), cache);
   return *limit - std::min(*limit, used);
 }

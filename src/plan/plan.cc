@@ -17,8 +17,8 @@
 namespace cutloss {
 namespace {
 
-// Without a budget, mode chunk may take Machine::spare_bytes, at most 512 MiB: chunks of 512 and more tokens were within
-// 4 % of the fastest. No tuning table makes a workspace larger than this by itself.
+// Without a budget, mode chunk may take Machine::spare_bytes, at most 512 MiB: chunks of 512 and more tokens were
+// within 4 % of the fastest. No tuning table makes a workspace larger than this by itself.
 constexpr std::uint64_t kMaxTunedBytes = std::uint64_t{512} << 20;
 constexpr std::int64_t kMaxChunkTokens = 2048;                  // more only costs memory, whatever the budget
 constexpr std::int64_t kMaxChunkBytes = std::int64_t{1} << 30;  // of logits, likewise
@@ -33,7 +33,7 @@ constexpr std::int64_t kMinTileGroups = 8;       // below, loading and storing a
 constexpr std::int64_t kHeadTokens = 512;        // gradient tiles of one step stay in L2
 constexpr std::int64_t kHeadRows = 768;          // vocabulary rows over which packing the tokens again is spread
 constexpr Blocks kDefaultBlocks = {kMaxTokenBlock, 0 /* by the caches */, kMaxChunkTokens, kHeadTokens, kHeadRows};
-constexpr double kFlopsPerThread = 8e6;          // a thread takes 20 us to start, about 2 MFLOP of work
+constexpr double kFlopsPerThread = 8e6;  // a thread takes 20 us to start, about 2 MFLOP of work
 
 // The second accumulator that smoothing needs under a softcap is one more product over the vocabulary.
 double hidden_products(const Problem& p) {

@@ -56,11 +56,12 @@ std::optional<TunedBlocks> parse_entry(std::string_view line) {
   const auto layout = find_name(kLayouts, words[4]);
   std::array<std::optional<std::int64_t>, 5> sizes;
   for (std::size_t k = 0; k < sizes.size(); ++k) sizes[k] = number(words[5 + k], kMaxSize);
-  if (!mode || !hidden || !dtype || !layout || !std::all_of(sizes.begin(), sizes.end(), [](auto& s) { return bool(s); })) {
+  if (!mode || !hidden || !dtype || !layout ||
+      !std::all_of(sizes.begin(), sizes.end(), [](auto& s) { return bool(s); })) {
     return std::nullopt;
   }
-  return TunedBlocks{std::string(words[0]), *mode, *hidden, *dtype, *layout,
-                     {*sizes[0], *sizes[1], *sizes[2], *sizes[3], *sizes[4]}};
+  return TunedBlocks{
+      std::string(words[0]), *mode, *hidden, *dtype, *layout, {*sizes[0], *sizes[1], *sizes[2], *sizes[3], *sizes[4]}};
 }
 
 bool same_key(const TunedBlocks& a, const TunedBlocks& b) {

@@ -102,7 +102,10 @@ TEST_F(Tuning, ForeignFilesAreIgnoredAndSaidWhy) {
   EXPECT_NE(note(content()).find("another CPU"), std::string::npos);
   const std::string head = std::string("cutloss tuning 1\ncpu ") + kCpu + "\n";
   EXPECT_NE(note(signed_file("cutloss tuning 2\n")).find("another version"), std::string::npos);
-  EXPECT_NE(note("\x7f" "ELF\n").find("not a tuning file"), std::string::npos);
+  EXPECT_NE(note("\x7f"
+                 "ELF\n")
+                .find("not a tuning file"),
+            std::string::npos);
   EXPECT_NE(note(head + std::string(100000, 'x')).find("too long"), std::string::npos);
   EXPECT_NE(note(signed_file("cutloss tuning 1\n")).find("no CPU"), std::string::npos);
   // Sums that are right do not make sizes so.
@@ -187,8 +190,9 @@ TEST(TunedPlan, TakesTheSizesThatWereMeasuredForItsKindOnly) {
   EXPECT_TRUE(plan.tuned);
   EXPECT_EQ(plan.vocab_tile, 2 * rows);
   EXPECT_EQ(plan.token_block, 256);
-  for (const auto change : {+[](Problem& q) { q.hidden = 641; }, +[](Problem& q) { q.c_dtype = DType::bf16; },
-                            +[](Problem& q) { q.head_layout = HeadLayout::dv; }, +[](Problem& q) { q.want_d_c = true; }}) {
+  for (const auto change :
+       {+[](Problem& q) { q.hidden = 641; }, +[](Problem& q) { q.c_dtype = DType::bf16; },
+        +[](Problem& q) { q.head_layout = HeadLayout::dv; }, +[](Problem& q) { q.want_d_c = true; }}) {
     Problem other = p;
     change(other);
     EXPECT_FALSE(make_plan(other, {}, machine)->tuned);
