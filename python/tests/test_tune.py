@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from test_cli import BAD_USAGE, TOOL, refused, run, run_json
+from tool import BAD_USAGE, needs_tool, refused, run, run_json
 
-pytestmark = pytest.mark.skipif(TOOL is None, reason="the tool cutloss is not installed")
+pytestmark = needs_tool
 
 SHAPE = ("--n", 512, "--v", 4000, "--d", 32)
 QUICKLY = ("--seconds", 0, "--reps", 1)
@@ -54,6 +54,9 @@ def test_broken_file_is_ignored_named_and_replaced(tuning, tmp_path):
     for command in (["info"], ["plan", *SHAPE]):
         result = run(*command, env=tuning)
         assert result.returncode == 0 and f"ignored {file}: cut short" in result.stdout
+    for command in (["plan", *SHAPE, "--json"], ["bench", *SHAPE, "--reps", 1, "--json"]):
+        result = run(*command, env=tuning)
+        assert result.returncode == 0 and result.stderr == f"cutloss: warning: ignored {file}: cut short\n"
     assert not run_json("plan", *SHAPE, env=tuning)["tuned"]
     assert "replacing" in run("tune", *SHAPE, *QUICKLY, "--frozen", env=tuning).stderr
     assert "1 entry" in run_json("info", env=tuning)["tuning"]

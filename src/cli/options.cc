@@ -164,6 +164,9 @@ Limits ProblemOptions::limits() const { return {parse_mode(mode), budget, thread
 
 Result<Machine> ProblemOptions::machine() const {
   Result<Machine> machine = Machine::detect();
+  if (machine.ok() && machine->tuning_note.starts_with("ignored")) {
+    fmt::print(stderr, "cutloss: warning: {}\n", machine->tuning_note);
+  }
   if (!machine.ok() || target.empty()) return machine;
   const std::vector<std::string> available = available_targets();
   if (std::find(available.begin(), available.end(), target) == available.end()) {

@@ -35,7 +35,8 @@ TuningFile read_tuning(const std::string& path, std::string_view cpu);
 Status write_tuning(const std::string& path, std::string_view cpu, const std::vector<TunedBlocks>& entries);
 
 // The entry for problems like this one in this mode, or null. Tokens and vocabulary are not looked at: what is best
-// follows from D, the table's dtype and layout, and the caches.
+// follows from D, the table's dtype and layout, and the caches. Nor are threads: the tile decides how sums are rounded,
+// and the bits of a result must not change with the number of threads.
 const TunedBlocks* find_tuned(const std::vector<TunedBlocks>& entries, const Problem& problem, Mode mode,
                               std::string_view target);
 

@@ -3,8 +3,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
@@ -17,6 +19,7 @@ namespace {
 constexpr std::string_view kName = "cutloss tuning ";
 constexpr std::string_view kVersion = "1";
 constexpr std::size_t kMaxBytes = 64 << 10;  // 256 entries take less than 20 KiB
+constexpr const char* kMissing = "missing";
 
 std::string hash(std::string_view bytes) {
   std::uint64_t value = 0xCBF29CE484222325u;
@@ -26,10 +29,10 @@ std::string hash(std::string_view bytes) {
   return digits;
 }
 
-// "" or why not. A pipe must not block, nor a device be read for ever.
+// "" or why not. A pipe must not block, nor a device be read for ever; a link may be somebody else's.
 std::string read_small(const std::string& path, std::string& content) {
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-  if (file < 0) return "cannot be opened";
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW);
+  if (file < 0) return errno == ELOOP ? "a symbolic link" : errno == ENOENT ? kMissing : "cannot be opened";
   struct stat about {};
   std::string problem;
   if (fstat(file, &about) != 0 || !S_ISREG(about.st_mode)) {
@@ -134,7 +137,7 @@ TuningFile read_tuning(const std::string& path, std::string_view cpu) {
   }
   std::string content;
   std::string problem = read_small(path, content);
-  if (problem == "cannot be opened" && access(path.c_str(), F_OK) != 0) {
+  if (problem == kMissing) {
     file.note = text("none yet; 'cutloss tune' would write ", path);
     return file;
   }
@@ -150,8 +153,14 @@ Status write_tuning(const std::string& path, std::string_view cpu, const std::ve
   std::error_code error;
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   if (!folder.empty()) std::filesystem::create_directories(folder, error);
-  // A reader sees the old file or the new one, never half of one.
-  const std::string temporary = text(path, ".", getpid());
+  // A reader sees the old file or the new one, never half of one; two writers do not share a half-written one.
+  std::string temporary = path + ".XXXXXX";
+  const int file = mkstemp(temporary.data());
+  if (file < 0) {
+    return invalid("cannot write the tuning file ", path, ": ", std::strerror(errno),
+                   "; CUTLOSS_TUNING_FILE names another place");
+  }
+  close(file);
   std::ofstream out(temporary, std::ios::binary);
   out << body << "sum " << hash(body) << "\n";
   out.close();

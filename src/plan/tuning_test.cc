@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <thread>
 
 #include "src/cpu/kernels.h"
 #include "src/cpu/test_problem.h"
@@ -132,6 +133,29 @@ TEST_F(Tuning, WhatIsNoFileNeitherBlocksNorCounts) {
     EXPECT_NE(read_tuning(path, kCpu).note.find("not a regular file"), std::string::npos) << path;
   }
   EXPECT_FALSE(write_tuning("/proc/no/file", kCpu, {}).ok());
+}
+
+TEST_F(Tuning, LinksAreNeitherReadNorWrittenThrough) {
+  const std::string target = folder_ + "/target";
+  ASSERT_TRUE(write_tuning(target, kCpu, some_entries()).ok());
+  std::filesystem::create_directories(folder_ + "/cache");
+  std::filesystem::create_symlink(target, path_);
+  EXPECT_NE(read_tuning(path_, kCpu).note.find("a symbolic link"), std::string::npos);
+  ASSERT_TRUE(write_tuning(path_, kCpu, {}).ok());
+  EXPECT_EQ(read_tuning(path_, kCpu).note.find("ignored"), std::string::npos);
+  EXPECT_EQ(read_tuning(target, kCpu).entries.size(), some_entries().size()) << "the link's target was changed";
+}
+
+TEST_F(Tuning, ReadersAmongWritersSeeWholeFilesOnly) {
+  ASSERT_TRUE(write_tuning(path_, kCpu, some_entries()).ok());
+  const auto write = [&] {
+    for (int k = 0; k < 200; ++k) EXPECT_TRUE(write_tuning(path_, kCpu, some_entries()).ok());
+  };
+  std::thread one(write), two(write);
+  for (int k = 0; k < 400; ++k) EXPECT_TRUE(read_tuning(path_, kCpu).used);
+  one.join();
+  two.join();
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_ + "/cache"), {}), 1) << "a temporary file stayed";
 }
 
 TEST_F(Tuning, EnvironmentNamesTheFile) {
