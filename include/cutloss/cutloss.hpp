@@ -85,7 +85,7 @@ class [[nodiscard]] Result {
 enum class DType { f32, bf16, i32, i64, f16 };
 enum class HeadLayout { vd, dv };          // the table is [V, D] (a tied embedding) or [D, V] (a JAX kernel)
 enum class Reduction { mean, sum, none };  // the formulas stand at the top of this file
-enum class BadLabels { error, nan };       // a label outside [0, V): refuse, or NaN loss and gradient for its row
+enum class BadLabels { error, nan };       // a label outside [0, V): refuse, or NaN for its row, class weight 1
 
 // Which parts of the gradient may be left out (the loss is always exact). epsilon is a probability.
 enum class Filter {

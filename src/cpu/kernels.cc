@@ -80,7 +80,7 @@ constexpr Kernels MakeKernels(const char* name) {
                  &SoftcapTile,
                  &SoftmaxOf<R>,
                  &SmoothOf<R>,
-                 &WeightedSum,
+                 &SumBelowPeak,
                  &FindPeak,
                  &Select,
                  &AddRows,

@@ -32,6 +32,15 @@ struct PanelGradient {
   const float* smooth;      // label smoothing takes this times the class weight from every entry; null: none
 };
 
+// For the entropy: how far below the maximum the mass lies. Only differences of logits enter, which keep their digits
+// whatever all logits have in common. One value per lane in each array.
+struct BelowPeak {
+  float* sum;  // of exp(z - peak) * (z - peak), compensated
+  float* error;
+  float* mass;  // the running sum of exp(z - peak)
+  float* peak;  // and the running maximum of then
+};
+
 // What a tile holds beyond its softmax: one value per lane.
 struct TilePeak {
   float* max;    // largest logit
@@ -82,9 +91,8 @@ struct Kernels {
   void (*smooth)(const float* z, const float* slopes, std::int64_t rows, std::int64_t groups,
                  const float* class_weights, float* weights, float* sum, float* sum_error);
 
-  // sum = sum * rescale + sum over the tile of exp(z - max) * z, compensated; entries at -inf add nothing.
-  void (*weighted_sum)(const float* z, std::int64_t rows, const float* max, const float* rescale, float* sum,
-                       float* sum_error);
+  // Moves the sums of `below` to the maximum of `state`, which has seen the tile, and adds the tile's terms.
+  void (*below_peak)(const float* z, std::int64_t rows, PanelState state, const float* rescale, BelowPeak below);
 
   void (*tile_peak)(const float* z, std::int64_t rows, const float* label_logit, TilePeak peak);
 

@@ -114,7 +114,7 @@ class LossTask {
     kernels.softmax(z, tile.rows, groups, sparse ? nullptr : scratch.slopes, panel_state(state, lane), scratch.weights,
                     scratch.rescale);
     const std::int64_t live = std::min(g_.panel, block.count - lane);
-    observe_tile(context_, state.metrics, lane, live, z, tile.rows, tile.row, state.max + lane, scratch);
+    observe_tile(context_, state.metrics, lane, live, z, tile.rows, tile.row, panel_state(state, lane), scratch);
     if (sparse) {
       filter_tile(context_, tile, {block.first + lane, lane, live, range_first_}, scratch, state);
     } else if (streams_d_e(p)) {
@@ -184,7 +184,8 @@ class LossTask {
     }
     row.max = max;
     RowSoftmax softmax = combine(max, sum, label_logit);
-    if (!has_label) softmax = {NAN, softmax.lse, NAN, NAN, NAN};
+    // The softmax of a row with a bad label is known all the same; nothing else of it is.
+    if (!has_label) softmax = {NAN, softmax.lse, softmax.weight, NAN, NAN};
     FilteredRow filtered{};
     if (plan_.mode == Mode::sparse) {
       filtered = join_filter(context_, lane, slot, slices, max, softmax.weight);
@@ -222,7 +223,7 @@ class LossTask {
         sum += static_cast<double>(target.probability) * target.logit;
       }
     } else if (p.label_smoothing > 0 && p.softcap) {
-      const double weight = class_weight(context_, std::max<std::int64_t>(table.label[table_row], 0));
+      const double weight = label_class_weight(context_, table_row);
       sum = capped_sum + weight * label_logit;
     } else if (p.label_smoothing > 0) {
       const Strides stride = e_strides(p);
@@ -251,7 +252,7 @@ class LossTask {
     if (table.max != nullptr) {
       // Mode sparse takes smoothing off all rows at once.
       const bool smoothed = table.smooth != nullptr && plan_.mode != Mode::sparse;
-      const double weight = class_weight(context_, std::max<std::int64_t>(table.label[at], 0));
+      const double weight = label_class_weight(context_, at);
       const double label_smooth = smoothed ? row.factors.smooth * row.label_slope * weight : 0;
       table.max[at] = static_cast<float>(row.max);
       table.weight[at] = static_cast<float>(row.weight);

@@ -38,8 +38,8 @@ void insert(float* top, std::int64_t* top_id, std::int64_t k, float value, std::
 void reset_metrics(const Context& context, const MetricState& state, std::int64_t lanes) {
   const Metrics& m = context.plan.problem.metrics;
   if (m.entropy) {
-    std::fill_n(state.weighted_sum, lanes, 0.0f);
-    std::fill_n(state.weighted_error, lanes, 0.0f);
+    for (float* zero : {state.below_sum, state.below_error, state.mass}) std::fill_n(zero, lanes, 0.0f);
+    std::fill_n(state.peak, lanes, std::numeric_limits<float>::lowest());
   }
   if (any(m)) std::fill_n(state.label_logit, lanes, 0.0f);
   if (m.argmax) {
@@ -76,12 +76,14 @@ void label_logits(const Context& context, std::int64_t first, std::int64_t end, 
 }
 
 void observe_tile(const Context& context, const MetricState& state, std::int64_t lane, std::int64_t live,
-                  const float* z, std::int64_t rows, std::int64_t tile_row, const float* max,
+                  const float* z, std::int64_t rows, std::int64_t tile_row, const PanelState& seen,
                   const LossScratch& scratch) {
   const Metrics& m = context.plan.problem.metrics;
   const std::int64_t w = context.workspace.geometry.panel;
   if (m.entropy) {
-    context.kernels.weighted_sum(z, rows, max, scratch.rescale, state.weighted_sum + lane, state.weighted_error + lane);
+    context.kernels.below_peak(
+        z, rows, seen, scratch.rescale,
+        {state.below_sum + lane, state.below_error + lane, state.mass + lane, state.peak + lane});
   }
   if (!any(m)) return;
   const TilePeak peak{scratch.peak, scratch.peak + w, scratch.peak + 2 * w};
@@ -119,14 +121,18 @@ void write_metrics(const Context& context, const RowMetrics& row, const RowSoftm
   const auto slice = [&](std::int64_t s) { return context.workspace.loss_state(row.slot + s); };
 
   if (m.entropy) {
-    // sum over v of p_v (lse - z_v), the label's share apart: no digit is lost where the row is confident.
-    double weighted = 0;
+    // sum over v of p_v (lse - z_v) in terms of 0 or more, the label's apart: no digit is lost where the row is
+    // confident or all logits are large.
+    double below = 0;  // sum over all but the label of exp(z - row.max) (row.max - z)
     for (std::int64_t s = 0; s < row.slices; ++s) {
       const LossState state = slice(s);
-      weighted += (static_cast<double>(state.metrics.weighted_sum[row.lane]) + state.metrics.weighted_error[row.lane]) *
-                  std::exp(state.max[row.lane] - row.max);
+      const double factor = std::exp(state.max[row.lane] - row.max);
+      if (factor == 0) continue;
+      below -= factor * (static_cast<double>(state.metrics.below_sum[row.lane]) + state.metrics.below_error[row.lane]);
+      below += factor * (row.max - state.max[row.lane]) *
+               (static_cast<double>(state.sum[row.lane]) + state.sum_error[row.lane]);
     }
-    const double others = softmax.weight == 0 ? 0 : softmax.weight * (softmax.lse * row.sum - weighted);
+    const double others = softmax.weight == 0 ? 0 : softmax.weight * (below - row.sum * std::log(softmax.weight));
     const double own = row.has_label && softmax.label > 0 ? softmax.label * softmax.nll : 0;
     out.entropy[to] = static_cast<float>(others + own);
   }

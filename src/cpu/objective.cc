@@ -46,10 +46,17 @@ double class_weight(const Context& context, std::int64_t id) {
   return context.inputs.class_weights == nullptr ? 1.0 : context.inputs.class_weights[id];
 }
 
+double label_class_weight(const Context& context, std::int64_t table_row) {
+  const std::int64_t label = context.workspace.rows.label[table_row];
+  return label == kBadLabel ? 1.0 : class_weight(context, label);
+}
+
 RowFactors row_factors(const Context& context, std::int64_t table_row, const RowSoftmax& softmax,
                        double target_logits) {
   const Problem& p = context.plan.problem;
   const RowTable& table = context.workspace.rows;
+  // Whatever weighs it: a weight of 0 would hide it.
+  if (table.label[table_row] == kBadLabel) return {NAN, NAN, NAN, NAN, NAN};
   const std::int64_t row = table.row[table_row];
   const double token_weight = p.token_weights ? context.inputs.token_weights[row] : 1.0f;
   const double s = p.label_smoothing;
@@ -64,7 +71,7 @@ RowFactors row_factors(const Context& context, std::int64_t table_row, const Row
     rest_weight = table.target_sum[table_row] - label_weight;
     rest_logits = target_logits;
   } else {
-    label_weight = (1 - s) * class_weight(context, std::max<std::int64_t>(table.label[table_row], 0));
+    label_weight = (1 - s) * label_class_weight(context, table_row);
     smooth = s / static_cast<double>(p.vocab);
     rest_weight = s > 0 ? smooth * context.objective.class_weight_sum : 0;
     rest_logits = s > 0 ? smooth * target_logits : 0;
@@ -93,8 +100,7 @@ Objective prepare_objective(const Context& context, std::int64_t rows) {
     double sum = 0;
     for (std::int64_t i = 0; i < rows; ++i) {
       const double token_weight = p.token_weights ? in.token_weights[table.row[i]] : 1.0f;
-      const double target =
-          p.soft_targets > 0 ? table.target_sum[i] : class_weight(context, std::max<std::int64_t>(table.label[i], 0));
+      const double target = p.soft_targets > 0 ? table.target_sum[i] : label_class_weight(context, i);
       sum += token_weight * target;
     }
     const double denominator = in.denominator.value_or(sum);

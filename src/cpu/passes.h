@@ -95,6 +95,8 @@ const float* tile_class_weights(const Context& context, std::int64_t tile_row, s
 
 double class_weight(const Context& context, std::int64_t id);
 inline std::int64_t id_at(const Context& context, std::int64_t position) {
+// Of a table row's label; 1 for a label that is no class.
+double label_class_weight(const Context& context, std::int64_t table_row);
   const std::int64_t* order = context.inputs.vocab_order;
   return order == nullptr ? position : order[position];
 }
@@ -154,9 +156,10 @@ void reset_metrics(const Context& context, const MetricState& state, std::int64_
 // Logits of the labels of a panel, the very bits their tiles will hold -> label_logit[W].
 void label_logits(const Context& context, std::int64_t first, std::int64_t end, const float* panel_tokens,
                   const LossScratch& scratch, float* label_logit);
-// One tile of one panel, its labels at -inf, after its softmax; lanes [lane, lane + live) of the block are rows.
+// One tile of one panel, its labels at -inf, after the softmax has seen it; lanes [lane, lane + live) of the block are
+// rows.
 void observe_tile(const Context& context, const MetricState& state, std::int64_t lane, std::int64_t live,
-                  const float* z, std::int64_t rows, std::int64_t tile_row, const float* max,
+                  const float* z, std::int64_t rows, std::int64_t tile_row, const PanelState& seen,
                   const LossScratch& scratch);
 
 // Lane `lane` of slices [slot, slot + slices): joined, and written for table row `table_row`. `label_seen`: the label's

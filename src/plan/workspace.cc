@@ -35,8 +35,8 @@ MetricState carve_metrics(const Plan& plan, Carver& carver) {
   const std::int64_t n = plan.token_block;
   MetricState state{};
   if (m.entropy) {
-    state.weighted_sum = carver.take<float>(n);
-    state.weighted_error = carver.take<float>(n);
+    for (float** lanes : {&state.below_sum, &state.below_error, &state.mass, &state.peak})
+      *lanes = carver.take<float>(n);
   }
   if (m.argmax || m.rank || m.top_k > 0) state.label_logit = carver.take<float>(n);
   if (m.argmax) {

@@ -104,8 +104,10 @@ struct FilterState {
 
 // What the metrics have seen so far of one token block: [token_block] each, or [token_block][k].
 struct MetricState {
-  float* weighted_sum;  // sum of exp(z - max) z ...
-  float* weighted_error;
+  float* below_sum;  // sum of exp(z - max) (z - max) under the latest maximum, ...
+  float* below_error;
+  float* mass;  // ... sum of exp(z - max), ...
+  float* peak;  // ... and that maximum
   float* best;
   std::int64_t* best_id;
   float* label_logit;

@@ -76,8 +76,7 @@ void read_label(const Problem& p, const Inputs& in, std::int64_t at, Row& row) {
   if (label == p.ignore_index) return;
   row.valid = true;
   if (label >= 0 && label < p.vocab) row.label = label;
-  // A label outside has no class: any finite share will do, its loss being NaN.
-  const double class_weight = or_one(in.class_weights, std::max<std::int64_t>(row.label, 0));
+  const double class_weight = row.label < 0 ? 1 : or_one(in.class_weights, row.label);
   row.share = row.weight * class_weight;
   row.counts = row.label < 0 || class_weight != 0 || p.label_smoothing > 0 || p.z_loss != 0 || p.lse_cotangent;
 }

@@ -52,7 +52,7 @@ def prepare(options: Options, labels: jax.Array | None, cotangent: jax.Array, ex
         target = jnp.where(valid & ~bad, labels, -1).astype(jnp.int32)
         by_class = jnp.ones((tokens,), _F32)
         if extra.class_weights is not None:
-            by_class = extra.class_weights[jnp.maximum(target, 0)]
+            by_class = jnp.where(bad, 1, extra.class_weights[jnp.maximum(target, 0)])
         counted, weight = by_class, (1 - options.label_smoothing) * by_class
         vanishes = (by_class == 0) & (options.label_smoothing == 0)
     else:
@@ -64,7 +64,7 @@ def prepare(options: Options, labels: jax.Array | None, cotangent: jax.Array, ex
         soft_weight = jnp.where(there & ~broken, probabilities, 0)
         best = jnp.argmax(jnp.where(there, probabilities, -1), axis=1)[:, None]
         target = jnp.where(bad, -1, jnp.maximum(jnp.take_along_axis(soft_ids, best, 1)[:, 0], 0))
-        counted = soft_weight.sum(1)
+        counted = jnp.where(there, probabilities, 0).sum(1)
         weight = jnp.take_along_axis(soft_weight, best, 1)[:, 0]
         soft_weight = jnp.where(lax.broadcasted_iota(jnp.int32, ids.shape, 1) == best, 0, soft_weight)
         vanishes = ~jnp.any(there & (probabilities != 0), axis=1) & ~bad

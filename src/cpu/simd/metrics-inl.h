@@ -21,19 +21,24 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-inline void WeightedSum(const float* z, std::int64_t rows, const float* max, const float* rescale, float* sum,
-                        float* sum_error) {
+inline void SumBelowPeak(const float* z, std::int64_t rows, PanelState state, const float* rescale, BelowPeak below) {
   const F32 d;
-  const Vec lowest = hn::Set(d, std::numeric_limits<float>::lowest());
+  const Vec zero = hn::Zero(d);
   for (std::size_t half = 0; half < kPanel; half += kLanes) {
-    const Vec top = hn::Load(d, max + half);
-    Vec partial = hn::Zero(d);
+    const Vec top = hn::Load(d, state.max + half);
+    const Vec scale = hn::Load(d, rescale + half);
+    // All terms are 0 or less: nothing cancels. Where exp() is 0 its argument may be -inf.
+    const Vec old_mass = hn::Mul(hn::Load(d, below.mass + half), scale);
+    const Vec climb = hn::Sub(hn::Load(d, below.peak + half), top);
+    Vec partial = hn::IfThenZeroElse(hn::Eq(old_mass, zero), hn::Mul(old_mass, climb));
     for (std::int64_t v = 0; v < rows; ++v) {
-      const Vec value = hn::Load(d, z + v * kPanel + half);
-      const Vec term = hn::Mul(ExpNonPositive(d, hn::Sub(value, top)), value);
-      partial = hn::Add(partial, hn::IfThenZeroElse(hn::Lt(value, lowest), term));
+      const Vec gap = hn::Sub(hn::Load(d, z + v * kPanel + half), top);
+      const Vec e = ExpNonPositive(d, gap);
+      partial = hn::Add(partial, hn::IfThenZeroElse(hn::Eq(e, zero), hn::Mul(e, gap)));
     }
-    AddCompensated(d, partial, hn::Load(d, rescale + half), sum + half, sum_error + half);
+    AddCompensated(d, partial, scale, below.sum + half, below.error + half);
+    hn::Store(hn::Add(hn::Load(d, state.sum + half), hn::Load(d, state.sum_error + half)), d, below.mass + half);
+    hn::Store(top, d, below.peak + half);
   }
 }
 
