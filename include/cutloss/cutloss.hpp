@@ -20,7 +20,9 @@
 // its cotangent, plus of sum_i lse_cotangent_i lse_i.
 //
 // The library never prints, aborts, exits or throws; every failure is a Status whose text names the argument, the
-// value and the limit. All entry points may be called from several threads at once.
+// value and the limit. (Only a value of the standard library may throw std::bad_alloc: available_targets(), json(), and
+// copies of what holds strings.) All entry points may be called from several threads at once, and in the child of a
+// fork(); none leaves a thread behind or a trace in the caller's floating-point environment.
 #ifndef CUTLOSS_CUTLOSS_HPP_
 #define CUTLOSS_CUTLOSS_HPP_
 
@@ -45,7 +47,7 @@ enum class StatusCode {
   ok,
   invalid_argument,  // the problem, an option or a label breaks a rule; nothing was written
   budget_too_small,  // no mode fits the memory budget; the text names the smallest budget that works
-  out_of_memory,     // the workspace could not be allocated
+  out_of_memory,     // the workspace, or something small beside it, could not be allocated; nothing was written
   unavailable,       // a kernel target was asked for that this CPU or build does not have
 };
 
@@ -272,7 +274,7 @@ class Executor {
 };
 
 // Starts threads for each parallel_for and joins them at its end: nothing is left running between calls, so fork()
-// is safe. A thread that cannot be started is done without.
+// is safe. A thread that cannot be started is done without. Null if there is no memory for it.
 std::unique_ptr<Executor> make_thread_executor(int threads);
 
 struct Inputs {
@@ -325,7 +327,8 @@ struct Outputs {
 
 // Same bits for the same problem and plan, for any executor and any number of threads.
 // workspace: at least plan.workspace_bytes, any alignment. executor: null for threads of our own.
-// No two buffers may overlap. After an error other than invalid_argument the outputs are undefined.
+// No two buffers may overlap. After an error the outputs are as they were: all that can fail comes before the first
+// write. (An executor of the caller's own that throws leaves them undefined; its exception passes through.)
 Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace,
            Executor* executor = nullptr);
 

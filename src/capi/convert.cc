@@ -2,12 +2,12 @@
 
 #include <exception>
 #include <new>
-#include <string>
 
 namespace cutloss::capi {
 namespace {
 
-thread_local std::string last_error;
+// Of a fixed size, so that a failure for want of memory can still be told.
+thread_local char last_error[2048];
 
 cutloss_status code_of(StatusCode code) {
   switch (code) {
@@ -18,6 +18,10 @@ cutloss_status code_of(StatusCode code) {
     case StatusCode::unavailable: return CUTLOSS_UNAVAILABLE;
   }
   return CUTLOSS_INTERNAL;
+}
+
+void keep_error(const char* message) {
+  std::strncpy(last_error, message, sizeof last_error - 1);  // the last byte stays 0
 }
 
 Status to_dtype(const char* field, std::int32_t value, DType& to) { return to_enum(field, value, 5, to); }
@@ -75,23 +79,25 @@ void wants(const cutloss_problem& from, Problem& to) {
 
 }  // namespace
 
-cutloss_status guarded(const std::function<Status()>& call) {
+cutloss_status failed(StatusCode code, const char* message) noexcept {
+  keep_error(message);
+  return code_of(code);
+}
+
+cutloss_status failed_by_exception() noexcept {
   try {
-    const Status status = call();
-    if (!status.ok()) last_error = status.message();
-    return code_of(status.code());
+    throw;
   } catch (const std::bad_alloc&) {
-    last_error.clear();  // no allocation on the way out
-    return CUTLOSS_OUT_OF_MEMORY;
+    return failed(StatusCode::out_of_memory, "out of memory");
   } catch (const std::exception& e) {
-    last_error = e.what();
+    keep_error(e.what());
   } catch (...) {
-    last_error = "unknown exception";
+    keep_error("unknown exception");
   }
   return CUTLOSS_INTERNAL;
 }
 
-const char* last_error_text() { return last_error.c_str(); }
+const char* last_error_text() { return last_error; }
 
 void problem_defaults(cutloss_problem* to) {
   zeros(to);

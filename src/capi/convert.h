@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 
 #include "cutloss/cutloss.h"
 #include "cutloss/cutloss.hpp"
+#include "src/cpu/float_env.h"
 #include "src/problem/text.h"
 
 namespace cutloss::capi {
@@ -16,8 +16,21 @@ namespace cutloss::capi {
 #define CUTLOSS_TRY(expression) \
   if (::cutloss::Status try_status = (expression); !try_status.ok()) return try_status
 
-// Calls, keeps the text of a failure for cutloss_last_error(), and lets no exception out.
-cutloss_status guarded(const std::function<Status()>& call);
+cutloss_status failed(StatusCode code, const char* message) noexcept;
+cutloss_status failed_by_exception() noexcept;  // within a catch clause
+
+// Calls, keeps the text of a failure for cutloss_last_error(), lets no exception out and leaves the caller's
+// floating-point environment as it was.
+template <typename Call>
+cutloss_status guarded(const Call& call) noexcept {
+  const cpu::KernelFloatEnv float_env;
+  try {
+    const Status status = call();
+    return status.ok() ? CUTLOSS_OK : failed(status.code(), status.message().c_str());
+  } catch (...) {
+    return failed_by_exception();
+  }
+}
 const char* last_error_text();
 
 // What _init gives a struct of this version.

@@ -4,6 +4,7 @@
 // In return nothing survives a call: no idle threads, no state for fork() to break, nothing to shut down.
 #include <algorithm>
 #include <atomic>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -42,6 +43,8 @@ class ThreadExecutor final : public Executor {
 
 }  // namespace
 
-std::unique_ptr<Executor> make_thread_executor(int threads) { return std::make_unique<ThreadExecutor>(threads); }
+std::unique_ptr<Executor> make_thread_executor(int threads) {
+  return std::unique_ptr<Executor>(new (std::nothrow) ThreadExecutor(threads));
+}
 
 }  // namespace cutloss

@@ -2,7 +2,6 @@
 #include <cstring>
 
 #include "src/cpu/element.h"
-#include "src/cpu/float_env.h"
 #include "src/cpu/passes.h"
 #include "src/cpu/row_sums.h"
 #include "src/cpu/two_sum.h"
@@ -214,7 +213,6 @@ void head_pass(const Context& context, const HeadRange& range) {
     });
   }
   context.executor.parallel_for(ceil_div(g.tiles, plan.head_tiles), [&](std::int64_t index, int worker) {
-    const KernelFloatEnv float_env;
     const HeadScratch scratch = workspace.head_scratch(worker);
     const std::int64_t tile = index * plan.head_tiles;
     const std::int64_t tile_end = std::min(tile + plan.head_tiles, g.tiles);

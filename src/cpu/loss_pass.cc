@@ -3,7 +3,6 @@
 #include <limits>
 
 #include "src/cpu/element.h"
-#include "src/cpu/float_env.h"
 #include "src/cpu/passes.h"
 #include "src/cpu/sparse.h"
 #include "src/plan/arith.h"
@@ -350,7 +349,6 @@ void loss_pass(const Context& context, std::int64_t first, std::int64_t count) {
   };
   const LossTask task(context, first);
   context.executor.parallel_for(blocks * slices, [&](std::int64_t index, int worker) {
-    const KernelFloatEnv float_env;
     const std::int64_t slot = slices == 1 ? worker : index;
     const std::int64_t slice = index % slices;
     const Block block = block_at(index / slices);
@@ -358,10 +356,8 @@ void loss_pass(const Context& context, std::int64_t first, std::int64_t count) {
     if (slices == 1) task.finish(block, slot, 1);
   });
   if (slices > 1) {
-    context.executor.parallel_for(blocks, [&](std::int64_t index, int) {
-      const KernelFloatEnv float_env;
-      task.finish(block_at(index), index * slices, slices);
-    });
+    context.executor.parallel_for(
+        blocks, [&](std::int64_t index, int) { task.finish(block_at(index), index * slices, slices); });
   }
 }
 

@@ -13,6 +13,7 @@
 
 #include "cutloss/cutloss.hpp"
 #include "src/cpu/kernels.h"
+#include "src/cpu/workers.h"
 #include "src/plan/workspace.h"
 
 namespace cutloss::cpu {
@@ -30,7 +31,7 @@ struct Context {
   const Outputs& outputs;
   const Kernels& kernels;
   const Workspace& workspace;
-  Executor& executor;
+  const Workers& executor;
   std::byte* base;  // of the workspace
   Objective objective;
 };
@@ -94,9 +95,9 @@ void label_rows(const Context& context, std::int64_t first, std::int64_t end, st
 const float* tile_class_weights(const Context& context, std::int64_t tile_row, std::int64_t rows, float* scratch);
 
 double class_weight(const Context& context, std::int64_t id);
-inline std::int64_t id_at(const Context& context, std::int64_t position) {
 // Of a table row's label; 1 for a label that is no class.
 double label_class_weight(const Context& context, std::int64_t table_row);
+inline std::int64_t id_at(const Context& context, std::int64_t position) {
   const std::int64_t* order = context.inputs.vocab_order;
   return order == nullptr ? position : order[position];
 }

@@ -1,6 +1,5 @@
 // run(): checks, label scan, the passes in the mode's order, the reduction.
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -63,31 +62,11 @@ FilterReport tile_report(const Workspace& workspace, std::int64_t computed) {
   return report;
 }
 
-// An executor that never uses more workers than the workspace has scratch for.
-class Capped final : public Executor {
- public:
-  Capped(Executor& inner, int limit) : inner_(inner), limit_(limit) {}
-  int concurrency() const override { return std::min(inner_.concurrency(), limit_); }
-  void parallel_for(std::int64_t tasks, const Body& body) override {
-    if (inner_.concurrency() <= limit_) return inner_.parallel_for(tasks, body);
-    // Fewer tasks than workers is the one way to bound worker ids that every Executor offers.
-    std::atomic<std::int64_t> next{0};
-    inner_.parallel_for(std::min<std::int64_t>(limit_, tasks), [&](std::int64_t lane, int) {
-      for (std::int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
-        body(task, static_cast<int>(lane));
-      }
-    });
-  }
-
- private:
-  Executor& inner_;
-  int limit_;
-};
-
 }  // namespace
 
 Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace,
-           Executor* executor) {
+           Executor* executor) try {
+  const cpu::KernelFloatEnv float_env;
   const Problem& p = plan.problem;
   if (Status s = validate(p); !s.ok()) return s;
   if (Status s = validate_buffers(p, inputs, outputs, workspace); !s.ok()) return s;
@@ -99,7 +78,13 @@ Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, std::
     return Status(StatusCode::unavailable, text("this CPU cannot run the plan's kernel target ", plan.target));
   }
 
-  const cpu::KernelFloatEnv float_env;
+  // The last allocations: after them nothing fails, and outputs may be written.
+  std::unique_ptr<Executor> own;
+  if (executor == nullptr) {
+    own = make_thread_executor(plan.threads);
+    if (own == nullptr) return out_of_memory();
+    executor = own.get();
+  }
   const Workspace map = map_workspace(plan, workspace.data());
   const auto tokens = static_cast<std::size_t>(p.tokens);
   const RowScan rows = scan_rows(p, inputs, {map.rows.row, tokens}, {map.rows.label, tokens});
@@ -119,13 +104,8 @@ Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, std::
   double scale = 1;
   FilterReport report;
   if (rows.computed > 0) {
-    std::unique_ptr<Executor> own;
-    if (executor == nullptr) {
-      own = make_thread_executor(plan.threads);
-      executor = own.get();
-    }
-    Capped capped(*executor, plan.threads);
-    cpu::Context context{plan, inputs, outputs, *kernels, map, capped, workspace.data(), {}};
+    const cpu::Workers workers(*executor, plan.threads);
+    cpu::Context context{plan, inputs, outputs, *kernels, map, workers, workspace.data(), {}};
     if (p.soft_targets > 0) cpu::gather_targets(context, rows.computed);
     // Before the objective: both use workspace.vector, and the loss pass reads the objective's.
     if (p.metrics.mean_logits) cpu::mean_logits(context, rows.computed);
@@ -142,18 +122,23 @@ Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, std::
   if (outputs.filter_report != nullptr) *outputs.filter_report = report;
   reduce(p, map.rows, scale, outputs.loss);
   return Status();
+} catch (const std::bad_alloc&) {
+  return out_of_memory();
 }
 
-Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, Executor* executor) {
+Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, Executor* executor) try {
   const std::unique_ptr<std::byte[]> workspace(new (std::nothrow) std::byte[plan.workspace_bytes]);
   if (workspace == nullptr) {
     return Status(StatusCode::out_of_memory, text("the workspace of ", plan.workspace_bytes,
                                                   " bytes could not be allocated; a smaller budget makes it smaller"));
   }
   return run(plan, inputs, outputs, {workspace.get(), plan.workspace_bytes}, executor);
+} catch (const std::bad_alloc&) {
+  return out_of_memory();
 }
 
 Status learn_vocab_order(const Problem& problem, const Inputs& inputs, std::int64_t* order, Executor* executor) try {
+  const cpu::KernelFloatEnv float_env;
   Problem p = problem;
   p.vocab_order = false;
   p.want_d_e = p.want_d_c = p.want_d_bias = false;
@@ -188,13 +173,15 @@ Status learn_vocab_order(const Problem& problem, const Inputs& inputs, std::int6
   if (executor == nullptr) {
     const Result<Machine> machine = Machine::detect();
     own = make_thread_executor(machine.ok() ? machine->threads : 1);
+    if (own == nullptr) return out_of_memory();
     executor = own.get();
   }
-  const cpu::Context context{plan, in, {}, *kernels, workspace, *executor, nullptr, {}};
+  const cpu::Workers workers(*executor, executor->concurrency());
+  const cpu::Context context{plan, in, {}, *kernels, workspace, workers, nullptr, {}};
   cpu::order_by_mean_logit(context, scan.computed, numbers.data(), order);
   return Status();
 } catch (const std::bad_alloc&) {
-  return Status(StatusCode::out_of_memory, "the mean logits of the vocabulary could not be allocated");
+  return out_of_memory();
 }
 
 }  // namespace cutloss

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "src/cpu/float_env.h"
 #include "src/cpu/row_sums.h"
 #include "src/cpu/sparse.h"
 #include "src/plan/arith.h"
@@ -111,7 +110,6 @@ void gather_tokens(const Context& context, const SparseGroup& group) {
   const Geometry& g = w.geometry;
   const Problem& p = context.plan.problem;
   context.executor.parallel_for(ceil_div(group.count, 64), [&](std::int64_t task, int) {
-    const KernelFloatEnv float_env;
     for (std::int64_t i = task * 64; i < std::min(group.count, task * 64 + 64); ++i) {
       float* to = w.token_rows + i * g.slice_hidden;
       if (p.want_d_c) float_hidden_row(context, w.rows.row[group.first + i], to);
@@ -134,7 +132,6 @@ void spread_tails(const Context& context, const SparseGroup& group) {
   if (w.tail_rows == nullptr) return;
   const std::int64_t stored = g.tail_blocks + context.plan.vocab_slices;
   context.executor.parallel_for(g.tail_blocks, [&](std::int64_t block, int) {
-    const KernelFloatEnv float_env;
     float* to = w.tail_rows + block * g.slice_hidden;
     if (!group.started) std::fill_n(to, g.slice_hidden, 0.0f);
     const std::int64_t first_tile = block * g.tail_tiles;
@@ -163,7 +160,6 @@ void summarize_head(const Context& context) {
   const Workspace& w = context.workspace;
   const Geometry& g = w.geometry;
   context.executor.parallel_for(g.tail_blocks, [&](std::int64_t block, int worker) {
-    const KernelFloatEnv float_env;
     const std::int64_t begin = block * g.tail_tiles * g.tile_rows;
     const std::int64_t end = std::min(begin + g.tail_tiles * g.tile_rows, p.vocab);
     float* center = w.centers + block * g.row_stride;
@@ -189,7 +185,6 @@ void scatter_pass(const Context& context, const SparseGroup& group) {
   spread_tails(context, group);
   const ScatterTask task(context, group);
   context.executor.parallel_for(context.workspace.geometry.tiles, [&](std::int64_t tile, int worker) {
-    const KernelFloatEnv float_env;
     task.run(tile, context.workspace.head_scratch(worker));
   });
 }

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "src/cpu/element.h"
-#include "src/cpu/float_env.h"
 #include "src/cpu/passes.h"
 #include "src/plan/arith.h"
 #include "src/problem/resolve.h"
@@ -73,7 +72,6 @@ void filtered_pass(const Context& context, std::int64_t rows) {
   const std::int64_t block = context.plan.token_block;
   const FilteredTask task(context);
   context.executor.parallel_for(ceil_div(rows, block), [&](std::int64_t index, int worker) {
-    const KernelFloatEnv float_env;
     const std::int64_t first = index * block;
     const std::int64_t count = std::min(block, rows - first);
     const std::int64_t kept = task.run(first, count, context.workspace.loss_scratch(worker),

@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "src/cpu/element.h"
-#include "src/cpu/float_env.h"
 #include "src/cpu/passes.h"
 #include "src/plan/arith.h"
 #include "src/problem/resolve.h"
@@ -19,7 +18,6 @@ double sum_in_parts(const Context& context, std::int64_t count, const Add& add) 
   const std::int64_t size = context.plan.problem.hidden + 1;
   double* parts = context.workspace.vector_parts;
   context.executor.parallel_for(kVectorParts, [&](std::int64_t part, int) {
-    const KernelFloatEnv float_env;
     double* to = parts + part * size;
     std::fill_n(to, size, 0.0);
     for (std::int64_t i = part * count / kVectorParts; i < (part + 1) * count / kVectorParts; ++i) add(i, to);
@@ -56,7 +54,6 @@ void for_mean_linear_logits(const Context& context, std::int64_t rows, const Set
   const std::int64_t step = ceil_div(p.vocab, 64);
   WithElement(p.c_dtype, context.inputs.c, [&](const auto* c) {
     context.executor.parallel_for(ceil_div(p.vocab, step), [&](std::int64_t part, int) {
-      const KernelFloatEnv float_env;
       for (std::int64_t v = part * step; v < std::min(p.vocab, (part + 1) * step); ++v) {
         double sum = 0;
         for (std::int64_t column = 0; column < p.hidden; ++column) {
@@ -74,7 +71,6 @@ void mean_of_capped_logits(const Context& context, std::int64_t rows) {
   const Geometry& g = context.workspace.geometry;
   const std::int64_t block = context.plan.token_block;
   context.executor.parallel_for(g.tiles, [&](std::int64_t tile, int worker) {
-    const KernelFloatEnv float_env;
     const LossScratch scratch = context.workspace.loss_scratch(worker);
     const std::int64_t tile_row = tile * g.tile_rows;
     const std::int64_t count = std::min(g.tile_rows, p.vocab - tile_row);

@@ -2,8 +2,9 @@
 #ifndef CUTLOSS_SRC_PLAN_CGROUP_H_
 #define CUTLOSS_SRC_PLAN_CGROUP_H_
 
-#include <fstream>
 #include <string>
+
+#include "src/plan/text_file.h"
 
 namespace cutloss {
 
@@ -19,20 +20,20 @@ void for_each_cgroup(const std::string& root, const std::string& membership, con
       path.erase(path.rfind('/'));
     }
   };
-  std::ifstream file(membership);
-  for (std::string line; std::getline(file, line);) {  // "id:controllers:/path"
+  for_each_line(read_text_file(membership), [&](std::string_view line) {  // "id:controllers:/path"
     const auto first = line.find(':');
     const auto second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    std::string path = line.substr(second + 1);
+    if (first == std::string::npos || second == std::string::npos) return true;
+    const std::string controllers = "," + std::string(line.substr(first + 1, second - first - 1)) + ",";
+    std::string path(line.substr(second + 1));
     if (path == "/" || path.empty() || path[0] != '/') path.clear();
     if (controllers == ",,") {
       climb(root, path);
     } else if (controllers.find("," + controller + ",") != std::string::npos) {
       climb(root + "/" + controller, path);
     }
-  }
+    return true;
+  });
 }
 
 }  // namespace cutloss

@@ -4,15 +4,16 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
-#include <sstream>
+#include <new>
 #include <string>
 #include <thread>
 
 #include "cutloss/cutloss.hpp"
+#include "src/cpu/float_env.h"
 #include "src/cpu/kernels.h"
 #include "src/plan/memory.h"
 #include "src/plan/quota.h"
+#include "src/plan/text_file.h"
 #include "src/plan/tuning.h"
 #include "src/problem/text.h"
 
@@ -22,15 +23,12 @@ namespace {
 std::size_t cache_bytes(int level, std::size_t fallback) {
   for (int index = 0; index < 8; ++index) {
     const std::string base = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/";
-    int found_level = 0;
-    std::string type;
-    std::size_t size = 0;
-    char unit = 0;
-    std::ifstream(base + "level") >> found_level;
-    std::ifstream(base + "type") >> type;
-    std::ifstream(base + "size") >> size >> unit;
-    if (found_level != level || type == "Instruction" || size == 0) continue;
-    return size << (unit == 'K' ? 10 : unit == 'M' ? 20 : 0);
+    if (std::atoi(read_text_file(base + "level").c_str()) != level) continue;
+    const std::string size = read_text_file(base + "size");  // "512K"
+    char* unit = nullptr;
+    const auto value = static_cast<std::size_t>(std::strtoull(size.c_str(), &unit, 10));
+    if (value == 0 || read_text_file(base + "type").starts_with("Instruction")) continue;
+    return value << (*unit == 'K' ? 10 : *unit == 'M' ? 20 : 0);
   }
   return fallback;
 }
@@ -65,7 +63,8 @@ std::vector<std::string> available_targets() {
   return names;
 }
 
-Result<Machine> Machine::detect() {
+Result<Machine> Machine::detect() try {
+  const cpu::KernelFloatEnv float_env;
   Machine machine;
   const std::vector<std::string> targets = available_targets();
   machine.target = targets.front();
@@ -97,6 +96,8 @@ Result<Machine> Machine::detect() {
   machine.tuning = std::move(tuning.entries);
   machine.tuning_note = std::move(tuning.note);
   return machine;
+} catch (const std::bad_alloc&) {
+  return out_of_memory();
 }
 
 }  // namespace cutloss

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <charconv>
-#include <fstream>
 
 #include "src/plan/cgroup.h"
+#include "src/plan/text_file.h"
 
 namespace cutloss {
 namespace {
@@ -21,8 +21,8 @@ Bytes least(Bytes a, Bytes b) {
 
 // The first word of a file as a number; "max", -1 and anything malformed are none.
 Bytes first_number(const std::string& path) {
-  std::string word;
-  std::ifstream(path) >> word;
+  const std::string text = read_text_file(path);
+  const std::string_view word = std::string_view(text).substr(0, text.find_first_of(" \n"));
   std::uint64_t value = 0;
   const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
   if (word.empty() || error != std::errc() || end != word.data() + word.size()) return std::nullopt;
@@ -31,20 +31,19 @@ Bytes first_number(const std::string& path) {
 
 // The number after `key` at the front of a line; 0 if there is none.
 Bytes field(const std::string& path, const std::string& key) {
-  std::ifstream file(path);
-  std::uint64_t value = 0;
-  for (std::string line; std::getline(file, line);) {
-    if (!line.starts_with(key)) continue;
-    const std::size_t at = line.find_first_of("0123456789", key.size());
-    if (at == std::string::npos) return std::nullopt;
-    const auto [end, error] = std::from_chars(line.data() + at, line.data() + line.size(), value);
-    return error == std::errc() ? Bytes(value) : std::nullopt;
-  }
-  return std::nullopt;
+  Bytes found;
+  for_each_line(read_text_file(path), [&](std::string_view line) {
+    if (!line.starts_with(key)) return true;
+    const std::size_t at = std::min(line.find_first_of("0123456789", key.size()), line.size());
+    std::uint64_t value = 0;
+    if (std::from_chars(line.data() + at, line.data() + line.size(), value).ec == std::errc()) found = value;
+    return false;
+  });
+  return found;
 }
 
 Bytes left_in(const std::string& folder) {
-  const bool v2 = std::ifstream(folder + "/memory.max").good();
+  const bool v2 = access((folder + "/memory.max").c_str(), R_OK) == 0;
   const Bytes limit = first_number(folder + (v2 ? "/memory.max" : "/memory.limit_in_bytes"));
   const Bytes use = first_number(folder + (v2 ? "/memory.current" : "/memory.usage_in_bytes"));
   // Version 1 spells "no limit" as the largest multiple of a page below 2^63.

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <new>
 
+#include "src/cpu/float_env.h"
 #include "src/cpu/kernels.h"
 #include "src/plan/arith.h"
 #include "src/plan/tuning.h"
@@ -319,7 +321,8 @@ Status over_budget(std::uint64_t budget, std::uint64_t smallest, const std::vect
 
 const Blocks& default_blocks() { return kDefaultBlocks; }
 
-Result<Plan> make_plan(const Problem& problem, const Limits& limits, const Machine& machine) {
+Result<Plan> make_plan(const Problem& problem, const Limits& limits, const Machine& machine) try {
+  const cpu::KernelFloatEnv float_env;
   if (Status s = validate(problem); !s.ok()) return s;
   const cpu::Kernels* kernels = cpu::find_kernels(machine.target);
   if (kernels == nullptr) {
@@ -374,16 +377,19 @@ Result<Plan> make_plan(const Problem& problem, const Limits& limits, const Machi
   if (!best.best) return over_budget(limits.budget_bytes.value_or(kUnlimited), smallest, rejected);
   best.best->rejected = std::move(rejected);
   return std::move(*best.best);
+} catch (const std::bad_alloc&) {
+  return out_of_memory();
 }
 
-Result<std::int64_t> max_tokens(const Problem& problem, const Limits& limits, const Machine& machine) {
+Result<std::int64_t> max_tokens(const Problem& problem, const Limits& limits, const Machine& machine) try {
   Problem p = problem;
   p.sequence = 0;  // need not divide the number looked for
   p.shift = 0;
   Status last;
   const auto fits = [&](std::int64_t tokens) {
     p.tokens = tokens;
-    const Result<Plan> plan = make_plan(p, limits, machine);
+    Result<Plan> plan = make_plan(p, limits, machine);
+    if (plan.status().code() == StatusCode::out_of_memory) throw std::bad_alloc();  // says nothing of the tokens
     if (!plan.ok()) last = plan.status();
     return plan.ok();
   };
@@ -400,6 +406,8 @@ Result<std::int64_t> max_tokens(const Problem& problem, const Limits& limits, co
     (fits(middle) ? low : high) = middle;
   }
   return low;
+} catch (const std::bad_alloc&) {
+  return out_of_memory();
 }
 
 }  // namespace cutloss

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cutloss/cutloss.hpp"
+#include "src/cpu/float_env.h"
 #include "src/problem/resolve.h"
 #include "src/problem/text.h"
 
@@ -35,6 +36,7 @@ std::uint64_t gradient_bytes(const Problem& p) {
 }
 
 std::string Plan::json() const {
+  const cpu::KernelFloatEnv float_env;  // the decimal digits of `units` follow the rounding mode
   const Problem& p = problem;
   const std::uint64_t inputs = elements(p.tokens, p.hidden, p.e_dtype) + elements(p.vocab, p.hidden, p.c_dtype) +
                                elements(p.tokens, std::max<std::int64_t>(p.soft_targets, 1), p.label_dtype);

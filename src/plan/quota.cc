@@ -1,28 +1,32 @@
 #include "src/plan/quota.h"
 
 #include <algorithm>
-#include <fstream>
-#include <sstream>
+#include <cstdlib>
 
 #include "src/plan/cgroup.h"
+#include "src/plan/text_file.h"
 
 namespace cutloss {
 namespace {
 
-// "quota period" of cgroup v2's cpu.max, or v1's pair of files; quota < 0 if unlimited or unreadable.
+// A number at the front of `text`; 0 if there is none, as in "max".
+double number(const char* text, const char** rest) {
+  char* end = nullptr;
+  const double value = std::strtod(text, &end);
+  *rest = end;
+  return end == text ? 0 : value;
+}
+
+// "quota period" of cgroup v2's cpu.max, or v1's pair of files; quota <= 0 if unlimited or unreadable.
 double limit_of(const std::string& folder) {
-  std::string quota;
-  double period = 0;
-  std::ifstream v2(folder + "/cpu.max");
-  if (!(v2 >> quota >> period)) {
-    quota.clear();
-    std::ifstream(folder + "/cpu.cfs_quota_us") >> quota;
-    std::ifstream(folder + "/cpu.cfs_period_us") >> period;
+  std::string text = read_text_file(folder + "/cpu.max");
+  if (text.empty()) {
+    text = read_text_file(folder + "/cpu.cfs_quota_us") + " " + read_text_file(folder + "/cpu.cfs_period_us");
   }
-  double value = 0;
-  std::istringstream number(quota);
-  if (!(number >> value) || value <= 0 || period <= 0) return -1;  // "max", -1, absent, malformed
-  return value / period;
+  const char* rest = nullptr;
+  const double quota = number(text.c_str(), &rest);
+  const double period = number(rest, &rest);
+  return quota > 0 && period > 0 ? quota / period : -1;
 }
 
 }  // namespace
@@ -34,7 +38,7 @@ int cpu_quota(const std::string& root, const std::string& membership) {
     if (limit > 0) tightest = tightest < 0 ? limit : std::min(tightest, limit);
   });
   if (tightest < 0) return 0;
-  return std::max(1, static_cast<int>(tightest));
+  return static_cast<int>(std::clamp(tightest, 1.0, 1e6));
 }
 
 }  // namespace cutloss

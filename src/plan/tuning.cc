@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <new>
 #include <optional>
 
 #include "src/problem/text.h"
@@ -81,7 +82,7 @@ std::string format_tuning(const std::vector<TunedBlocks>& entries) {
   return all;
 }
 
-Result<std::vector<TunedBlocks>> parse_tuning(std::string_view lines) {
+Result<std::vector<TunedBlocks>> parse_tuning(std::string_view lines) try {
   std::vector<TunedBlocks> entries;
   if (!lines.empty() && lines.back() != '\n') return invalid("the last line of the tuning table has no end");
   for (std::size_t start = 0, line = 1; start < lines.size(); ++line) {
@@ -93,6 +94,8 @@ Result<std::vector<TunedBlocks>> parse_tuning(std::string_view lines) {
     start = end + 1;
   }
   return entries;
+} catch (const std::bad_alloc&) {
+  return out_of_memory();
 }
 
 const TunedBlocks* find_tuned(const std::vector<TunedBlocks>& entries, const Problem& problem, Mode mode,

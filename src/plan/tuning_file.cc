@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "src/plan/text_file.h"
 #include "src/plan/tuning.h"
 #include "src/problem/text.h"
 
@@ -85,21 +86,20 @@ std::string cpu_model(const std::string& cpuinfo) {
   // x86 has the first five, Arm the others.
   constexpr std::string_view kKeys[] = {"vendor_id",       "cpu family",  "model",    "stepping",    "model name",
                                         "CPU implementer", "CPU variant", "CPU part", "CPU revision"};
-  std::ifstream file(cpuinfo);
+  const std::string file = read_text_file(cpuinfo);
   std::string model;
   for (const std::string_view key : kKeys) {
-    file.clear();
-    file.seekg(0);
-    for (std::string line; std::getline(file, line) && !line.empty();) {  // an empty line ends a processor
+    for_each_line(file, [&](std::string_view line) {
+      if (line.empty()) return false;  // ends a processor
       const std::size_t colon = line.find(':');
-      if (colon == std::string::npos) continue;
+      if (colon == std::string_view::npos) return true;
       const std::size_t end = line.find_last_not_of(" \t", colon == 0 ? 0 : colon - 1);
       const std::size_t value = line.find_first_not_of(" \t", colon + 1);
-      if (value == std::string::npos || line.compare(0, end + 1, key) != 0) continue;
+      if (value == std::string_view::npos || line.substr(0, end + 1) != key) return true;
       model += text(model.empty() ? "" : ", ", key == "vendor_id" || key == "model name" ? "" : text(key, ' '),
                     line.substr(value));
-      break;
-    }
+      return false;
+    });
   }
   for (char& c : model) {
     if (static_cast<unsigned char>(c) < ' ') c = ' ';  // must stay one line

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <new>
 
 #include "src/problem/resolve.h"
 #include "src/problem/text.h"
@@ -164,11 +165,13 @@ HeadStrides c_strides(const Problem& problem) {
   return problem.head_layout == HeadLayout::vd ? HeadStrides{s.axis0, s.axis1} : HeadStrides{s.axis1, s.axis0};
 }
 
-Status validate(const Problem& p) {
+Status validate(const Problem& p) try {
   for (const auto check : {check_shapes, check_dtypes, check_targets, check_objective, check_wants, check_filter}) {
     if (Status s = check(p); !s.ok()) return s;
   }
   return Status();
+} catch (const std::bad_alloc&) {
+  return out_of_memory();
 }
 
 }  // namespace cutloss

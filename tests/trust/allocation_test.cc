@@ -1,0 +1,358 @@
+// Every allocation of every entry point fails once: the call says "out of memory", has written nothing and leaks
+// nothing, and the next call works. A program of its own, since it replaces operator new.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "cutloss/cutloss.h"
+#include "cutloss/cutloss.hpp"
+
+namespace {
+
+std::atomic<bool> armed{false};
+std::atomic<std::int64_t> count{0};         // allocations since arm()
+std::atomic<std::int64_t> fails_from{-1};   // the first of them that fails; -1: none
+std::atomic<std::int64_t> fails_until{-1};  // and the one behind the last
+std::atomic<std::int64_t> live{0};
+
+void* allocate(std::size_t size, std::size_t alignment) {
+  if (armed) {
+    const std::int64_t at = count++;
+    if (at >= fails_from && at < fails_until) return nullptr;
+  }
+  void* const memory = alignment <= alignof(std::max_align_t)
+                           ? std::malloc(size == 0 ? 1 : size)
+                           : std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+  if (memory != nullptr) ++live;
+  return memory;
+}
+
+void* allocate_or_throw(std::size_t size, std::size_t alignment) {
+  if (void* const memory = allocate(size, alignment)) return memory;
+  throw std::bad_alloc();
+}
+
+void release(void* memory) {
+  if (memory != nullptr) --live;
+  std::free(memory);
+}
+
+constexpr std::size_t kPlain = alignof(std::max_align_t);
+
+}  // namespace
+
+void* operator new(std::size_t size) { return allocate_or_throw(size, kPlain); }
+void* operator new[](std::size_t size) { return allocate_or_throw(size, kPlain); }
+void* operator new(std::size_t size, std::align_val_t a) { return allocate_or_throw(size, std::size_t(a)); }
+void* operator new[](std::size_t size, std::align_val_t a) { return allocate_or_throw(size, std::size_t(a)); }
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept { return allocate(size, kPlain); }
+void* operator new[](std::size_t size, const std::nothrow_t&) noexcept { return allocate(size, kPlain); }
+void operator delete(void* memory) noexcept { release(memory); }
+void operator delete[](void* memory) noexcept { release(memory); }
+void operator delete(void* memory, std::size_t) noexcept { release(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { release(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { release(memory); }
+void operator delete[](void* memory, std::align_val_t) noexcept { release(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { release(memory); }
+void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { release(memory); }
+void operator delete(void* memory, const std::nothrow_t&) noexcept { release(memory); }
+void operator delete[](void* memory, const std::nothrow_t&) noexcept { release(memory); }
+
+namespace cutloss {
+namespace {
+
+enum class Outcome { ok, expected_error, out_of_memory, wrong };
+
+Outcome outcome_of(const Status& status, StatusCode expected = StatusCode::ok) {
+  if (status.code() == expected) return expected == StatusCode::ok ? Outcome::ok : Outcome::expected_error;
+  return status.code() == StatusCode::out_of_memory ? Outcome::out_of_memory : Outcome::wrong;
+}
+
+Outcome outcome_of(cutloss_status status, cutloss_status expected = CUTLOSS_OK) {
+  if (status != CUTLOSS_OK && *cutloss_last_error() == 0) return Outcome::wrong;
+  if (status == expected) return expected == CUTLOSS_OK ? Outcome::ok : Outcome::expected_error;
+  return status == CUTLOSS_OUT_OF_MEMORY ? Outcome::out_of_memory : Outcome::wrong;
+}
+
+Outcome with_failures(std::int64_t from, std::int64_t until, const std::function<Outcome()>& call) {
+  count = 0;
+  fails_from = from;
+  fails_until = until;
+  armed = true;
+  const Outcome outcome = call();
+  armed = false;
+  return outcome;
+}
+
+// Fails allocation k alone, and k with all that follow, for every k (of thousands, every 7th or so). call() makes one
+// call of the library; check(ok) looks at what it left, ok: whether it did its work. Returns the number of allocations.
+std::int64_t fail_each(
+    const std::function<Outcome()>& call, const std::function<void(bool)>& check = [](bool) {}) {
+  EXPECT_NE(with_failures(-1, -1, call), Outcome::wrong);
+  const std::int64_t allocations = count;
+  check(true);
+  std::int64_t refused = 0;
+  for (std::int64_t k = 0; k < allocations; k += 1 + k / 300 * 6) {
+    for (const std::int64_t until : {k + 1, std::int64_t{1} << 60}) {
+      const std::int64_t before = live;
+      const Outcome outcome = with_failures(k, until, call);
+      EXPECT_EQ(live, before) << "leaked; allocation " << k << " of " << allocations;
+      EXPECT_NE(outcome, Outcome::wrong) << "allocation " << k << " of " << allocations;
+      refused += outcome == Outcome::out_of_memory;
+      check(outcome != Outcome::out_of_memory);
+    }
+  }
+  const Outcome again = with_failures(-1, -1, call);
+  EXPECT_TRUE(again == Outcome::ok || again == Outcome::expected_error);
+  check(true);
+  if (allocations > 0) {
+    EXPECT_GT(refused, 0);
+  }
+  return allocations;
+}
+
+Machine machine() {
+  Machine m;
+  m.target = available_targets().front();
+  m.threads = 3;
+  return m;
+}
+
+// A small problem with everything in it that takes another path.
+struct Small {
+  Problem problem;
+  std::vector<float> e, c;
+  std::vector<std::int64_t> labels, order;
+
+  explicit Small(bool filtered = false) : e(60 * 5), c(90 * 5), labels(60), order(90) {
+    problem.tokens = 60;
+    problem.vocab = 90;
+    problem.hidden = 5;
+    problem.want_d_e = problem.want_d_c = true;
+    problem.metrics = {true, true, true, 3, true};
+    if (filtered) {
+      problem.filter = Filter::certified;
+      problem.tolerance = 1e-3f;
+    } else {
+      problem.label_smoothing = 0.1f;
+      problem.softcap = 5.0f;
+    }
+    for (std::size_t i = 0; i < e.size(); ++i) e[i] = static_cast<float>(i * 7 % 13) / 6 - 1;
+    for (std::size_t i = 0; i < c.size(); ++i) c[i] = static_cast<float>(i * 5 % 17) / 4 - 2;
+    for (std::size_t i = 0; i < labels.size(); ++i) labels[i] = static_cast<std::int64_t>(i * 11 % 90);
+  }
+  Inputs inputs() const { return {e.data(), c.data(), labels.data()}; }
+};
+
+// Outputs that can be told from what they were.
+struct Written {
+  explicit Written(const Small& small)
+      : rows(60 * 6, kUntouched),
+        d_e(small.e.size(), kUntouched),
+        d_c(small.c.size() + 90, kUntouched),
+        ids(60 * 5, -9) {}
+
+  Outputs outputs() {
+    Outputs out{&rows[0], &rows[60], &rows[120], d_e.data(), d_c.data(), &valid};
+    out.entropy = &rows[180];
+    out.top_k_logprobs = logprobs;
+    out.mean_logits = &d_c[450];
+    out.argmax = ids.data();
+    out.rank = &ids[60];
+    out.top_k_ids = &ids[120];
+    return out;
+  }
+  std::string bits() const {
+    std::string all(reinterpret_cast<const char*>(rows.data()), rows.size() * 4);
+    all.append(reinterpret_cast<const char*>(d_e.data()), d_e.size() * 4);
+    all.append(reinterpret_cast<const char*>(d_c.data()), d_c.size() * 4);
+    all.append(reinterpret_cast<const char*>(ids.data()), ids.size() * 8);
+    all.append(reinterpret_cast<const char*>(logprobs), sizeof logprobs);
+    return all + std::to_string(valid);
+  }
+
+  static constexpr float kUntouched = 77.5f;
+  std::vector<float> rows, d_e, d_c;
+  std::vector<std::int64_t> ids;
+  float logprobs[180] = {};
+  std::int64_t valid = -5;
+};
+
+TEST(Allocation, DetectOrValidateThrowsOrIgnoresIt) {
+  Machine want = Machine::detect().value();
+  EXPECT_GT(fail_each([&] {
+              const Result<Machine> got = Machine::detect();
+              const bool same = !got.ok() || (got->threads == want.threads && got->l1_bytes == want.l1_bytes &&
+                                              got->l2_bytes == want.l2_bytes && got->l3_bytes == want.l3_bytes);
+              return same ? outcome_of(got.status()) : Outcome::wrong;
+            }),
+            0);
+  Problem bad;
+  bad.tokens = 1;
+  bad.hidden = 1;
+  EXPECT_GT(fail_each([&] { return outcome_of(validate(bad), StatusCode::invalid_argument); }), 0);
+}
+
+TEST(Allocation, MakePlanThrowsOrPlansWithHalfOfWhatItKnows) {
+  for (const bool filtered : {false, true}) {
+    const Small small(filtered);
+    const Machine m = machine();
+    for (const std::uint64_t budget : {std::uint64_t{0}, std::uint64_t{1} << 20, std::uint64_t{100}}) {
+      Limits limits;
+      if (budget > 0) limits.budget_bytes = budget;
+      const StatusCode expected = budget == 100 ? StatusCode::budget_too_small : StatusCode::ok;
+      const std::string want = expected == StatusCode::ok ? make_plan(small.problem, limits, m).value().json()
+                                                          : make_plan(small.problem, limits, m).status().message();
+      EXPECT_GT(fail_each([&] {
+                  const Result<Plan> got = make_plan(small.problem, limits, m);
+                  armed = false;
+                  if (got.status().code() == StatusCode::out_of_memory) return Outcome::out_of_memory;
+                  const std::string text = got.ok() ? got->json() : got.status().message();
+                  return text == want ? outcome_of(got.status(), expected) : Outcome::wrong;
+                }),
+                0);
+    }
+  }
+}
+
+TEST(Allocation, MaxTokensTakesAFailureForALimit) {
+  const Small small;
+  const Machine m = machine();
+  Limits limits;
+  limits.budget_bytes = 1 << 20;
+  const std::int64_t want = max_tokens(small.problem, limits, m).value();
+  EXPECT_GT(fail_each([&] {
+              const Result<std::int64_t> got = max_tokens(small.problem, limits, m);
+              return got.ok() && got.value() != want ? Outcome::wrong : outcome_of(got.status());
+            }),
+            0);
+}
+
+TEST(Allocation, RunThrowsOrWritesHalfItsOutputs) {
+  for (const bool filtered : {false, true}) {
+    const Small small(filtered);
+    const Plan plan = make_plan(small.problem, {}, machine()).value();
+    Written written(small);
+    const std::string untouched = written.bits();
+    ASSERT_TRUE(run(plan, small.inputs(), written.outputs()).ok());
+    const std::string want = written.bits();
+    const auto check = [&](bool ok) {
+      EXPECT_EQ(written.bits() == want, ok);
+      if (!ok) {
+        EXPECT_TRUE(written.bits() == untouched);
+      }
+      written = Written(small);
+    };
+    written = Written(small);
+    const Inputs in = small.inputs();
+    EXPECT_GT(fail_each([&] { return outcome_of(run(plan, in, written.outputs())); }, check), 0);
+    std::vector<std::byte> workspace(plan.workspace_bytes);
+    EXPECT_GT(fail_each([&] { return outcome_of(run(plan, in, written.outputs(), workspace)); }, check), 0);
+    // With workspace and executor of the caller's there is nothing left to allocate.
+    struct Serial final : Executor {
+      int concurrency() const override { return 1; }
+      void parallel_for(std::int64_t tasks, const Body& body) override {
+        for (std::int64_t task = 0; task < tasks; ++task) body(task, 0);
+      }
+    } serial;
+    EXPECT_EQ(fail_each([&] { return outcome_of(run(plan, in, written.outputs(), workspace, &serial)); }, check), 0);
+  }
+}
+
+TEST(Allocation, ARefusalOfRunThrows) {
+  Small small;
+  small.labels[7] = 1 << 20;
+  const Plan plan = make_plan(small.problem, {}, machine()).value();
+  Written written(small);
+  const Inputs in = small.inputs();
+  const std::string untouched = written.bits();
+  EXPECT_GT(fail_each([&] { return outcome_of(run(plan, in, written.outputs()), StatusCode::invalid_argument); }), 0);
+  EXPECT_EQ(written.bits(), untouched);
+}
+
+TEST(Allocation, LearnVocabOrderThrowsOrWritesHalfAnOrder) {
+  const Small small;
+  Problem p = small.problem;
+  std::vector<std::int64_t> order(90, -9), want(90);
+  const Inputs in = small.inputs();
+  ASSERT_TRUE(learn_vocab_order(p, in, want.data()).ok());
+  EXPECT_GT(fail_each([&] { return outcome_of(learn_vocab_order(p, in, order.data())); },
+                      [&](bool ok) {
+                        EXPECT_EQ(order, ok ? want : std::vector<std::int64_t>(90, -9));
+                        order.assign(90, -9);
+                      }),
+            0);
+}
+
+TEST(Allocation, TheCInterfaceThrowsOrHasNothingToSay) {
+  const Small small;
+  cutloss_problem p;
+  cutloss_problem_init(&p);
+  p.tokens = 60;
+  p.hidden = 5;
+  p.vocab = 90;
+  p.want_d_e = p.want_d_c = 1;
+  EXPECT_GT(fail_each([&] {
+              cutloss_plan* plan = nullptr;
+              const cutloss_status status = cutloss_make_plan(&p, nullptr, &plan);
+              const bool consistent =
+                  (status == CUTLOSS_OK) == (plan != nullptr) &&
+                  (plan == nullptr || cutloss_plan_json(plan)[std::strlen(cutloss_plan_json(plan)) - 1] == '}');
+              cutloss_plan_free(plan);
+              return consistent ? outcome_of(status) : Outcome::wrong;
+            }),
+            0);
+
+  cutloss_plan* plan = nullptr;
+  ASSERT_EQ(cutloss_make_plan(&p, nullptr, &plan), CUTLOSS_OK);
+  std::vector<char> workspace(cutloss_plan_workspace_bytes(plan));
+  std::vector<float> d_e(small.e.size(), -1), d_c(small.c.size(), -1);
+  float loss = -1;
+  cutloss_inputs in;
+  cutloss_inputs_init(&in);
+  in.e = small.e.data();
+  in.c = small.c.data();
+  in.labels = small.labels.data();
+  cutloss_outputs out;
+  cutloss_outputs_init(&out);
+  out.loss = &loss;
+  out.d_e = d_e.data();
+  out.d_c = d_c.data();
+  EXPECT_GT(
+      fail_each([&] { return outcome_of(cutloss_run(plan, &in, &out, workspace.data(), workspace.size(), nullptr)); },
+                [&](bool ok) {
+                  EXPECT_EQ(loss != -1, ok);
+                  loss = -1;
+                }),
+      0);
+  std::vector<std::int64_t> labels(small.labels);
+  labels[3] = -2;
+  in.labels = labels.data();
+  EXPECT_GT(fail_each([&] {
+              return outcome_of(cutloss_run(plan, &in, &out, workspace.data(), workspace.size(), nullptr),
+                                CUTLOSS_INVALID_ARGUMENT);
+            }),
+            0);
+  EXPECT_EQ(loss, -1);
+  in.labels = small.labels.data();
+  std::vector<std::int64_t> order(90);
+  EXPECT_GT(fail_each([&] { return outcome_of(cutloss_learn_vocab_order(&p, &in, order.data())); }), 0);
+  cutloss_plan_free(plan);
+
+  const float one = 1, negative = -1;
+  EXPECT_EQ(fail_each([&] { return outcome_of(cutloss_combine_shards(1, 1, &one, &one, &one, nullptr, nullptr)); }), 0);
+  EXPECT_GT(fail_each([&] {
+              return outcome_of(cutloss_combine_shards(1, 1, &one, &negative, &one, nullptr, nullptr),
+                                CUTLOSS_INVALID_ARGUMENT);
+            }),
+            0);
+}
+
+}  // namespace
+}  // namespace cutloss
