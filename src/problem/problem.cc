@@ -3,6 +3,7 @@
 #include <limits>
 #include <new>
 
+#include "src/cpu/float_env.h"
 #include "src/problem/resolve.h"
 #include "src/problem/text.h"
 
@@ -166,6 +167,7 @@ HeadStrides c_strides(const Problem& problem) {
 }
 
 Status validate(const Problem& p) try {
+  const cpu::KernelFloatEnv float_env;  // comparing NaN raises a flag
   for (const auto check : {check_shapes, check_dtypes, check_targets, check_objective, check_wants, check_filter}) {
     if (Status s = check(p); !s.ok()) return s;
   }
