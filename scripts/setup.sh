@@ -7,20 +7,6 @@ APT_PACKAGES=(g++ cmake ninja-build pkg-config libhwy-dev libgtest-dev libbenchm
               nlohmann-json3-dev)
 VENV_PYTHON=.venv/bin/python
 
-have_package() { dpkg-query -W -f='${Status}' "$1" 2>/dev/null | grep -q '^install ok installed$'; }
-
-# apt_install WHY PACKAGE...
-apt_install() {
-  local why=$1
-  shift
-  command -v apt-get >/dev/null || die "$why: install the equivalents of these Debian packages: $*"
-  [ "$(id -u)" = 0 ] || die "$why; run this, then 'make setup' again:
-  sudo apt-get install --no-install-recommends $*"
-  say "installing $*"
-  quietly apt-update apt-get update
-  DEBIAN_FRONTEND=noninteractive quietly apt-install apt-get install -y --no-install-recommends "$@"
-}
-
 install_system_packages() {
   local missing=() package
   if ! command -v dpkg-query >/dev/null; then

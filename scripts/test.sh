@@ -18,7 +18,7 @@ sanitized_tests() {
 }
 
 mkdir -p build/logs
-rm -f build/logs/{ctest,pytest,install,asan,ubsan,tsan}.log
+rm -f build/logs/{ctest,pytest,install,asan,ubsan,tsan,fuzz}.log
 say "building the C++ tests (preset dev)"
 quietly cmake-configure cmake --preset dev
 quietly cmake-build cmake --build --preset dev
@@ -28,6 +28,7 @@ if [ "$size" = long ]; then
   for sanitizer in asan ubsan tsan; do
     record $sanitizer sanitized_tests $sanitizer
   done
+  record fuzz scripts/fuzz.sh 60
   record ctest ctest --preset long -j "$JOBS"
   if [ ! -d build/libtpu ]; then
     say "installing the compiler for TPUs into build/libtpu"
