@@ -93,8 +93,8 @@ def linear_cross_entropy(
         of the program, so that ``compiled.memory_analysis()`` counts it. Elsewhere tiles are up to 2048 tokens x 4096
         ids, as the chip's memory allows.
       mesh, x_spec, w_spec: a jax.sharding.Mesh, and how x and w lie on it as jax.sharding.PartitionSpec. What is not
-        given is found where JAX shows it; see docs/sharding.md. x, w and labels are whole arrays. Of the options above
-        only reduction, ignore_index, softcap, head_layout, mode, budget and threads go with it.
+        given is found where JAX shows it; see docs/sharding.md. Arguments and results are whole arrays. All options
+        above go with it but filter and filter_eps, which follow one order of all tokens and ids.
 
     Returns:
       The loss in float32: a scalar, or of the labels' shape for reduction "none". With metrics: (loss, dict).
@@ -164,7 +164,7 @@ def linear_cross_entropy(
     order = _arguments.order("vocab_sort_indices", vocab_sort_indices, size.vocab)
     extra = _options.Extra(
         bias=_arguments.bias(bias, size.vocab),
-        token_weights=None if weights is None else weights.reshape(-1),
+        token_weights=weights,
         class_weights=_arguments.floats("class_weights", class_weights, (size.vocab,)),
         soft_ids=soft_ids,
         soft_probabilities=probabilities,
@@ -172,35 +172,43 @@ def linear_cross_entropy(
         denominator=_arguments.denominator(denominator, reduction),
         seed=_arguments.seed(seed) if options.filter == "unbiased" else None,
     )
-    if not lead:
-        x, ids = x[None], ids if ids is None else ids[None]
-    layout = _layout(options, extra, x, w, mesh, x_spec, w_spec)
-    if layout is None:
-        x, ids = x.reshape(size.tokens, size.hidden), ids if ids is None else ids.reshape(-1)
+    x = x if lead else x[None]
+    options = options._replace(layout=_layout(options, x, w, mesh, x_spec, w_spec))
+    rows = (size.tokens,) if options.layout is None else x.shape[:-1]
+    count = _arguments.valid_count(options, ids, lead) if "valid_count" in wanted else None
+    x, ids, extra = _by_rows(lead, rows, x, ids, extra)
     leaves, tree = jax.tree.flatten((x, w, ids, extra))
     x, w, ids, extra = jax.tree.unflatten(tree, _manual.vary_alike(*leaves))
-    loss, lse, found = _vjp.loss(options._replace(layout=layout), x, w, ids, extra)
+    loss, lse, found = _vjp.loss(options, x, w, ids, extra)
     loss = loss.reshape(lead) if reduction == "none" else loss
     if not wanted:
         return loss
-    found = {name: a if name == "mean_logits" else a.reshape(lead + a.shape[1:]) for name, a in found.items()}
+    found = {name: a if name == "mean_logits" else a.reshape(lead + a.shape[len(rows) :]) for name, a in found.items()}
     if "lse" in wanted:
         found["lse"] = lse.reshape(lead)
-    if "valid_count" in wanted:
-        found["valid_count"] = _arguments.valid_count(options, ids, extra, size.tokens)
+    if count is not None:
+        found["valid_count"] = count
     return loss, found
 
 
-def _layout(options: _options.Options, extra: _options.Extra, x: Any, w: Any, mesh: Any, x_spec: Any,
-            w_spec: Any) -> Any:
-    """How x and w lie on a mesh, for the objective that can be computed there in parts; None for one program."""
-    plain = _options.Options()
-    kept = ("reduction", "ignore_index", "softcap", "head_layout", "mode", "budget", "threads", "impl", "chunk_size")
-    more = [name for name in plain._fields if name not in kept and getattr(options, name) != getattr(plain, name)]
-    more += [name for name, array in extra._asdict().items() if array is not None]
-    if more and any(given is not None for given in (mesh, x_spec, w_spec)):
-        raise ValueError(f"{more[0]} does not go with mesh, x_spec and w_spec yet: call the loss inside jax.shard_map "
-                         "with your own sums, or leave them out, and XLA's partitioner decides")
-    if more:
+def _by_rows(lead: tuple[int, ...], rows: tuple[int, ...], x: Any, ids: Any, extra: _options.Extra) -> Any:
+    """Arrays by token, of leading dimensions `rows`."""
+    def to(a: Any, own: tuple[int, ...] = lead) -> Any:
+        return a if a is None else a.reshape(rows + a.shape[len(own) :])
+
+    return to(x, x.shape[:-1]), to(ids), extra._replace(
+        token_weights=to(extra.token_weights), soft_ids=to(extra.soft_ids), soft_probabilities=to(extra.soft_probabilities))
+
+
+def _layout(options: _options.Options, x: Any, w: Any, mesh: Any, x_spec: Any, w_spec: Any) -> Any:
+    """How x and w lie on a mesh; None for one program, of the whole or for XLA's partitioner."""
+    for name in ("filter", "filter_eps"):
+        value = getattr(options, name)
+        if value is None:
+            continue
+        if any(given is not None for given in (mesh, x_spec, w_spec)):
+            raise ValueError(f"{name} ({value!r}) does not go with mesh, x_spec and w_spec: it follows one order of all "
+                             "tokens and ids. Leave them out, and XLA's partitioner decides, or call the loss inside "
+                             "jax.shard_map with your own sums")
         return None
     return _mesh.find(x, w, head_layout=options.head_layout, mesh=mesh, x_spec=x_spec, w_spec=w_spec)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _check
-from ._options import Extra, Options
+from ._options import Options
 
 
 def known(array: Any) -> bool:
@@ -82,9 +82,7 @@ def soft_targets(value: Any, lead: tuple[int, ...], vocab: int, ignore_index: in
     if taken.ndim != len(lead) + 1 or taken.shape[:-1] != lead or taken.shape[-1] < 1:
         raise ValueError(f"soft_targets ids: shape {taken.shape}, where {(*lead, 'K')} with K >= 1 is wanted")
     narrow = ids("soft_targets ids", taken, vocab, ignore_index)
-    rows = math.prod(lead)
-    weights = floats("soft_targets probabilities", value[1], taken.shape)
-    return narrow.reshape(rows, taken.shape[-1]), weights.reshape(rows, taken.shape[-1])
+    return narrow, floats("soft_targets probabilities", value[1], taken.shape)
 
 
 def denominator(value: Any, reduction: str) -> jax.Array | None:
@@ -116,11 +114,12 @@ def metrics(value: Any) -> tuple[frozenset[str], int]:
     return own | frozenset(wanted), wanted.get("top_k", 0)
 
 
-def valid_count(options: Options, labels: jax.Array | None, extra: Extra, tokens: int) -> jax.Array:
+def valid_count(options: Options, labels: jax.Array | None, lead: tuple[int, ...]) -> jax.Array:
     """i32: rows with a label that is not ignore_index (with soft targets: all that the shift leaves)."""
-    length = options.sequence or tokens
-    inside = (jnp.arange(tokens) % max(length, 1)) >= options.shift
-    return jnp.sum(inside if labels is None else inside & (labels.reshape(-1) != options.ignore_index), dtype=jnp.int32)
+    counts = jnp.broadcast_to(True, lead) if labels is None else labels != options.ignore_index
+    if options.shift:
+        counts &= jnp.arange(lead[-1]) >= options.shift
+    return jnp.sum(counts, dtype=jnp.int32)
 
 
 def filter_eps(value: Any) -> float | None:

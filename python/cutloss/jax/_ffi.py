@@ -37,7 +37,7 @@ def _fields(options: Options, wants: Wants, x: Any, w: Any, labels: Any, extra: 
         "softcap": options.softcap, "logit_scale": options.logit_scale, "label_smoothing": options.label_smoothing,
         "z_loss": options.z_loss, "shift": options.shift, "sequence": options.sequence,
         "token_weights": extra.token_weights is not None, "class_weights": extra.class_weights is not None,
-        "soft_targets": 0 if extra.soft_ids is None else extra.soft_ids.shape[1],
+        "soft_targets": 0 if extra.soft_ids is None else extra.soft_ids.shape[-1],
         "lse_cotangent": extra.lse_cotangent is not None,
         "entropy": "entropy" in options.metrics, "argmax": bool({"argmax", "correct"} & options.metrics),
         "rank": "rank" in options.metrics, "top_k": options.top_k, "mean_logits": "mean_logits" in options.metrics,

@@ -58,15 +58,16 @@ def gradients(head: Head, wants: Wants, batch: Tokens, nll: jax.Array, peak: jax
         d_x, (tile_sum, bias_sum) = lax.fori_loop(0, len(batch.x), token_tile, (d_x, sums))
         if wants.d_w:
             d_tile = head.place.scatter(tile_sum.value * scale, head.id_axis).astype(d_w.dtype)
-            d_w = _place_tile(head, d_w, d_tile, first, ids, head.id_axis)
+            d_w = _place_tile(head, d_w, d_tile, first, ids)
         if wants.d_bias:
-            d_bias = _place_tile(head, d_bias, bias_sum.value.astype(d_bias.dtype), first, ids, 0)
+            d_bias = _place_ids(head, d_bias, bias_sum.value, first, ids)
         return d_x, d_w, d_bias
 
     d_x = vary_like(jnp.zeros(batch.x.shape, _F32), head.w) if wants.d_x else None
     d_w = vary_like(jnp.zeros_like(head.w), head.w) if wants.d_w else None
-    d_bias = vary_like(jnp.zeros_like(head.extra.bias), head.w) if wants.d_bias else None
+    d_bias = vary_like(jnp.zeros((head.place.parts, head.rows), _F32), head.w) if wants.d_bias else None
     d_x, d_w, d_bias = head.over_tiles(vocab_tile, (d_x, d_w, d_bias))
+    d_bias = head.place.scatter_ids(d_bias).astype(head.extra.bias.dtype) if wants.d_bias else None
     return (head.place.over_vocab(d_x) * scale if wants.d_x else None), d_w, d_bias
 
 
@@ -97,10 +98,17 @@ def _add(total: _Sum, part: jax.Array) -> _Sum:
     return _Sum(value, (value - total.value) - part)
 
 
-def _place_tile(head: Head, whole: jax.Array, tile: jax.Array, first: Any, ids: jax.Array, axis: int) -> jax.Array:
+def _place_tile(head: Head, whole: jax.Array, tile: jax.Array, first: Any, ids: jax.Array) -> jax.Array:
     if head.extra.vocab_order is None:
-        return lax.dynamic_update_slice_in_dim(whole, tile, first, axis)
-    return whole.at[ids].set(tile) if axis == 0 else whole.at[:, ids].set(tile)
+        return lax.dynamic_update_slice_in_dim(whole, tile, first, head.id_axis)
+    return whole.at[ids].set(tile) if head.id_axis == 0 else whole.at[:, ids].set(tile)
+
+
+def _place_ids(head: Head, whole: jax.Array, sums: jax.Array, first: Any, ids: jax.Array) -> jax.Array:
+    """whole: [parts, rows], so that devices exchange sums once and not for every tile."""
+    if head.extra.vocab_order is None:
+        return lax.dynamic_update_slice_in_dim(whole, sums.reshape(len(whole), -1), first, 1)
+    return whole.at[0, ids].set(sums)
 
 
 def _logit_gradients(head: Head, tokens: Tokens, known: Softmax, ids: jax.Array, tile: jax.Array) -> jax.Array:

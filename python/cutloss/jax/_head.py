@@ -114,6 +114,11 @@ class Head(NamedTuple):
     def size(self) -> int:
         return min(self.tile_ids, self.rows)
 
+    @property
+    def own(self) -> Head:
+        """The device's part of the table, gathering nothing."""
+        return self._replace(place=self.place.ungathered, kept=None)
+
     def over_tiles(self, body: Callable[[Any, jax.Array, jax.Array, Any], Any], carry: Any) -> Any:
         """carry = body(first, ids, tile, carry) over tiles in order. first: of the tile's rows in the device's part."""
         size = self.size

@@ -35,6 +35,16 @@ class Layout(NamedTuple):
         return PartitionSpec(*self.w)
 
     @property
+    def ids_spec(self) -> PartitionSpec:
+        """Of an array by id."""
+        return PartitionSpec(tuple(axis for axis, _ in self.place.ids))
+
+    def missing(self, lead: tuple[int, ...]) -> list[int]:
+        """How much each leading dimension of x lacks to a multiple of its devices."""
+        sizes = dict(self.mesh.shape)
+        return [-extent % math.prod(sizes[axis] for axis in axes) for extent, axes in zip(lead, self.lead)]
+
+    @property
     def explicit(self) -> bool:
         return AxisType.Explicit in (self.mesh.axis_types or ())
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ._options import Options
+from ._place import Place
 
 _F32 = jnp.float32
 
@@ -35,8 +36,7 @@ def absorb(options: Options, state: dict[str, jax.Array], ids: jax.Array, z: jax
     if "entropy" in state:
         # sum of exp(z - base) (z - base): negative terms only, like all that the entropy is made of.
         own = jnp.where(p > 0, p * (z - base[:, None]), 0).sum(1)
-        moved = jnp.where(total > 0, total * (old_base - base), 0)
-        state["entropy"] = jnp.where(scale > 0, scale * (state["entropy"] + moved), 0) + own
+        state["entropy"] = _rebased(state["entropy"], base, old_base, scale, total) + own
     if "best" in state:
         at = jnp.argmax(z, axis=1)
         best, best_id = jnp.max(z, axis=1), ids[at]
@@ -47,10 +47,35 @@ def absorb(options: Options, state: dict[str, jax.Array], ids: jax.Array, z: jax
         k = options.top_k
         values, at = lax.top_k(z, min(k, z.shape[1]))
         every = jnp.concatenate([state["top"], values], axis=1)
-        every_id = jnp.concatenate([state["top_ids"], ids[at]], axis=1)
-        state["top"], at = lax.top_k(jnp.where(every_id < 0, -jnp.inf, every), k)
-        state["top_ids"] = jnp.take_along_axis(every_id, at, axis=1)
+        state["top"], state["top_ids"] = _top(every, jnp.concatenate([state["top_ids"], ids[at]], axis=1), k)
     return state
+
+
+def combine(place: Place, state: dict[str, jax.Array], base: jax.Array, old_base: jax.Array, scale: jax.Array,
+            total: jax.Array) -> dict[str, jax.Array]:
+    """Over the vocabulary's parts. base: of all; old_base, total: of the part, whose scale is exp(old base - base)."""
+    state = dict(state)
+    if "entropy" in state:
+        state["entropy"] = place.over_vocab(_rebased(state["entropy"], base, old_base, scale, total))
+    if "best" in state:
+        best = place.largest(state["best"])
+        state["best_id"] = place.smallest(jnp.where(state["best"] == best, state["best_id"], jnp.iinfo(jnp.int32).max))
+        state["best"] = best
+    if "top" in state:
+        k = state["top"].shape[1]
+        state["top"], state["top_ids"] = _top(place.beside(state["top"]), place.beside(state["top_ids"]), k)
+    return state
+
+
+def _rebased(entropy: jax.Array, base: jax.Array, old_base: jax.Array, scale: jax.Array, total: jax.Array) -> jax.Array:
+    moved = jnp.where(total > 0, total * (old_base - base), 0)
+    return jnp.where(scale > 0, scale * (entropy + moved), 0)
+
+
+def _top(values: jax.Array, ids: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """The k largest of each row, of equal ones the smallest ids: gathered tiles do not come in the ids' order."""
+    falling, ids = lax.sort((-values, ids), num_keys=2)
+    return -falling[:, :k], ids[:, :k]
 
 
 def finish(options: Options, state: dict[str, jax.Array], rows: Any, top: jax.Array, label_logit: jax.Array,

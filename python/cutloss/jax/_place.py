@@ -55,6 +55,11 @@ class Place(NamedTuple):
     def vocab_parts(self) -> int:
         return math.prod(size for _, size in self.ids)
 
+    @property
+    def ungathered(self) -> Place:
+        """For a loop over the device's part alone."""
+        return self._replace(token_axes=(), hidden_parts=())
+
     # ---------------------------------------------------------------------------------------------------- ids
 
     def start(self, rows: int) -> jax.Array:
@@ -100,6 +105,25 @@ class Place(NamedTuple):
             total = lax.psum_scatter(self._columns(total, 1 - id_axis), self.hidden_axes)
         return _as_it_is(lax.psum(total, rest) if rest else total) if self.token_axes else total
 
+    def spread(self, part: jax.Array) -> jax.Array:
+        """[1, D / k] sums over the rows of the parts -> [1, D] over those of all that `gather` brings together."""
+        if self.row_axes:
+            part = lax.psum(part, self.row_axes)
+        return lax.all_gather(part, self.hidden_axes, axis=1, tiled=True) if self.hidden_axes else part
+
+    def scatter_ids(self, total: jax.Array) -> jax.Array:
+        """[parts, rows], a number for each gathered id -> [rows], this device's, summed over all tokens."""
+        rest = tuple(a for a in self.token_axes if a not in self.row_axes)
+        total = lax.psum_scatter(total, self.row_axes) if self.row_axes else total[0]
+        return lax.psum(total, rest) if rest else total
+
+    def own_ids(self, total: jax.Array) -> jax.Array:
+        """The same for numbers that are sums over all tokens already."""
+        index = jnp.int32(0)
+        for axis, size in self.ids:
+            index = index * size + lax.axis_index(axis) if axis in self.token_axes else index
+        return total[index]
+
     def _columns(self, a: jax.Array, axis: int) -> jax.Array:
         """Parts of the hidden axis as a leading one: scattering a minor axis is an all-reduce and a slice on TPU, twice
         the bytes."""
@@ -116,6 +140,13 @@ class Place(NamedTuple):
 
     def largest(self, a: jax.Array) -> jax.Array:
         return lax.pmax(a, self.vocab_axes) if self.vocab_axes else a
+
+    def smallest(self, a: jax.Array) -> jax.Array:
+        return lax.pmin(a, self.vocab_axes) if self.vocab_axes else a
+
+    def beside(self, a: jax.Array) -> jax.Array:
+        """[T, k] of each of the vocabulary's parts -> [T, parts * k]"""
+        return lax.all_gather(a, self.vocab_axes, axis=1, tiled=True) if self.vocab_axes else a
 
 
 def _as_it_is(total: jax.Array) -> jax.Array:

@@ -46,7 +46,7 @@ def _compiled(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels
     arguments = (x, w, labels, cotangent, saved, extra)
     _check_plan(options, wants, x, w, labels, extra)
     if options.layout is not None:
-        return _sharded.evaluate(options, wants, *arguments[:-1])
+        return _sharded.evaluate(options, wants, *arguments)
     if options.filter is not None and any(wants):
         if options.impl == "xla" or not _ffi.available():
             raise ValueError(f"filter {options.filter!r} runs in the C++ kernels, on CPU only; elsewhere use no filter, "

@@ -5,6 +5,8 @@ Two loops over tiles of tokens x ids, whose logits are the only ones that exist 
   stream    loss, lse and dx: per token tile a running maximum, sum and accumulator over the vocabulary; 1u, 2u with dx
   gradients dw and dx from a known softmax: per vocabulary tile over all token tiles; 3u, or 2u without dx
 
+The metrics rank and, with softcap, mean_logits each take one more pass over the table, 1u.
+
 The last, smaller vocabulary tile is a slice of its own static size: neither padding, which would copy the table, nor a
 dynamic slice, whose start XLA moves back when it runs over the end. Token tiles are padded and masked; one without a
 token that counts is skipped.
@@ -17,45 +19,21 @@ use it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from . import _metrics, _objective, _tiles
+from . import _metrics, _objective, _softmax, _tiles
 from ._gradients import gradients
-from ._head import Head, Labels, Tokens, at, at_label, finite
+from ._head import Head, Labels, Tokens, at, at_label
 from ._manual import vary_like
 from ._options import Extra, Options, Values, Wants
 from ._place import ALONE, Place
+from ._softmax import Found, State
 
 _F32 = jnp.float32
-
-
-class _State(NamedTuple):
-    """The softmax of tokens over the ids seen so far, and the label's logit apart from it."""
-
-    top: jax.Array  # f32, the largest logit that is not the label's
-    total: jax.Array  # f32, sum of exp(z - top), without the label's
-    label_logit: jax.Array  # f32, 0 until the label is seen
-    weighted: jax.Array | None  # f32 [..., D], sum of exp(z - top) dz/dx, without the label's
-    soft_logits: jax.Array | None  # f32 [..., K], 0 until seen
-    smooth: jax.Array | None  # f32, sum of the logits by class weight
-    smooth_rows: jax.Array | None  # f32 [..., D], sum of dz/dx by class weight
-    metrics: dict[str, jax.Array]
-
-
-class _Found(NamedTuple):
-    """What the first pass finds out about each token."""
-
-    loss: jax.Array
-    nll: jax.Array
-    peak: jax.Array
-    log_mass: jax.Array
-    label_logit: jax.Array
-    metrics: dict[str, jax.Array]
-    d_x: jax.Array | None
 
 
 def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels: jax.Array | None,
@@ -64,14 +42,14 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
     """cotangent: f32, [1], or [N] for reduction "none". saved: (nll, peak, log_mass) of an earlier call, when known:
     then only gradients are wanted.
 
-    At a place on a mesh, x, w, labels and saved are the device's parts, and so are the results; the labels are ids of
-    the whole vocabulary.
+    At a place on a mesh, arguments by token and the table are the device's parts, and so are results, by token or by
+    id; ids count the whole vocabulary, and so do bias and class weights.
     """
     tokens, hidden = x.shape
     id_axis = 0 if options.head_layout == "vd" else 1
     vocab = w.shape[id_axis] * place.vocab_parts
     if tokens == 0:
-        return _no_tokens(options, wants, x, w, vocab, extra)
+        return _no_tokens(options, wants, x, w, place, extra)
     rows, reduced = _objective.prepare(options, labels, cotangent, extra, tokens, vocab, place)
     tile = _tiles.choose(tokens, hidden, place.chip or _tiles.default_chip())
     tile = tile._replace(tokens=options.tiles[0] or tile.tokens, ids=options.tiles[1] or tile.ids)
@@ -88,7 +66,7 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
     if place.whole:
         head = head.keeping()
 
-    by_stream = wants.d_x and not wants.head and not filtered
+    by_stream = _by_stream(wants, place, extra) and not filtered
     found = None
     if saved is None or by_stream or filtered:
         found = _stream(head, by_stream, batch)
@@ -123,6 +101,19 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
                   d_bias, metrics)
 
 
+def _by_stream(wants: Wants, place: Place, extra: Extra) -> bool:
+    """Whether the gradient of x comes out of the first pass. That needs the targets' rows of the table at its end: of
+    gathered tiles one a token is kept as they come by, and not the K of soft targets."""
+    return wants.d_x and not wants.head and not (place.gathers and extra.soft_ids is not None)
+
+
+def passes(options: Options, wants: Wants, place: Place, extra: Extra, known: bool) -> int:
+    """How often `evaluate` goes through the table on a mesh. known: `saved` is given."""
+    stream = _by_stream(wants, place, extra)
+    more = 0 if known else len({"rank", "mean_logits"} & options.metrics)
+    return (stream or not known) + (any(wants) and not stream) + more
+
+
 # Below this the ceiling that chunk_size is would cost more than the memory it saves: 512 bytes a token.
 LEAST_IDS = 128
 
@@ -132,7 +123,8 @@ def _chunked(chunk: int, most: int) -> int:
     return chunk * max(1, most // chunk)
 
 
-def _no_tokens(options: Options, wants: Wants, x: jax.Array, w: jax.Array, vocab: int, extra: Extra) -> Values:
+def _no_tokens(options: Options, wants: Wants, x: jax.Array, w: jax.Array, place: Place, extra: Extra) -> Values:
+    vocab = w.shape[0 if options.head_layout == "vd" else 1]
     empty, ids = jnp.zeros((0,), _F32), jnp.zeros((0,), jnp.int32)
     metrics = {"entropy": empty, "argmax": ids, "correct": ids != 0, "rank": ids, "mean_logits": jnp.zeros((vocab,), _F32)}
     metrics = {name: a for name, a in metrics.items() if name in options.metrics}
@@ -141,7 +133,7 @@ def _no_tokens(options: Options, wants: Wants, x: jax.Array, w: jax.Array, vocab
                     "top_k_logprobs": jnp.zeros((0, options.top_k), _F32)}
     return Values(empty if options.reduction == "none" else _F32(0), empty, empty, empty,
                   jnp.zeros_like(x) if wants.d_x else None, jnp.zeros_like(w) if wants.d_w else None,
-                  jnp.zeros_like(extra.bias) if wants.d_bias else None, metrics)
+                  jnp.zeros((vocab,), extra.bias.dtype) if wants.d_bias else None, metrics)
 
 
 def _tile(a: jax.Array, tiles: int, height: int) -> jax.Array:
@@ -152,150 +144,68 @@ def _tile(a: jax.Array, tiles: int, height: int) -> jax.Array:
     return a.reshape(tiles, height, *a.shape[1:])
 
 
-# ------------------------------------------------------------------------------------------- a token tile's softmax
+# ---------------------------------------------------------------------------------------------------------- the loops
 
 
-def _start(head: Head, want_d_x: bool, tokens: Tokens) -> _State:
-    zero = vary_like(jnp.zeros(tokens.target.shape, _F32), tokens.x)
-    weighted = vary_like(jnp.zeros(tokens.x.shape, _F32), tokens.x) if want_d_x else None
-    rows, options = tokens.rows, head.options
-    soft = None if rows.soft_ids is None else vary_like(jnp.zeros(rows.soft_ids.shape, _F32), tokens.x)
-    bent = bool(options.label_smoothing and options.softcap is not None and want_d_x)
-    return _State(zero - jnp.inf, zero, zero, weighted, soft, zero if options.label_smoothing else None,
-                  jnp.zeros_like(weighted) if bent else None, _metrics.start(options, zero))
+def _stream(head: Head, want_d_x: bool, batch: Tokens) -> Found:
+    """Arrays [tiles, T, ...]."""
+    options = head.options
+    smooth = want_d_x and options.label_smoothing and options.softcap is None
+    even = _softmax.constant(head) if smooth else None
+
+    def absorb(tokens: Tokens) -> State:
+        return head.over_tiles(lambda _, ids, tile, state: _softmax.absorb(head, tokens, ids, tile, state),
+                               _softmax.start(head, want_d_x, tokens))
+
+    def label_rows(tokens: Tokens) -> jax.Array | None:
+        return head.label_rows(tokens.target) if want_d_x else None
+
+    if not head.place.gathers and not head.place.vocab_axes:
+        return _each(batch, lambda tokens: _softmax.finish(head, tokens, absorb(tokens), label_rows(tokens), even))
+
+    tiles, rows = batch.target.shape
+    every = jax.tree.map(lambda a: lax.collapse(a, 0, 2), batch)
+    if head.place.gathers:
+        labels = Labels.of(head, every.target) if want_d_x else None
+
+        def vocab_tile(first: Any, ids: jax.Array, tile: jax.Array, carry: Any) -> Any:
+            states, labels = carry
+            states = _update(batch, states, lambda tokens, state: _softmax.absorb(head, tokens, ids, tile, state))
+            return states, labels and labels.see(head, first, tile)
+
+        states, labels = head.over_tiles(vocab_tile, (_softmax.start(head, want_d_x, batch), labels))
+        found = labels and labels.in_order()
+    else:
+        states, found = _each(batch, absorb), label_rows(every)
+    states = jax.tree.map(lambda a: lax.collapse(a, 0, 2), states)
+    # All tokens at once: what is exchanged is exchanged once.
+    return jax.tree.map(lambda a: a.reshape(tiles, rows, *a.shape[1:]), _softmax.finish(head, every, states, found, even))
 
 
-def _absorb(head: Head, tokens: Tokens, ids: jax.Array, tile: jax.Array, state: _State) -> _State:
-    """Takes the logits of one vocabulary tile into the softmax."""
-    x = tokens.counted
-    z, slope = head.logits(x, tile, ids)
-    is_label = at_label(tokens.target, ids)
-    others = jnp.where(is_label, -jnp.inf, z)
-    top = jnp.maximum(state.top, others.max(axis=1))
-    shift = finite(top)
-    scale = jnp.exp(state.top - shift)
-    p = jnp.exp(others - shift[:, None])
-    weighted = state.weighted
-    if weighted is not None:
-        weighted = weighted * scale[:, None] + head.rows_of(p if slope is None else p * slope, tile)
-    label_logit = state.label_logit + jnp.sum(jnp.where(is_label, z, 0), axis=1)
-    soft_logits, smooth, smooth_rows = state.soft_logits, state.smooth, state.smooth_rows
-    if soft_logits is not None:
-        soft_logits = soft_logits + _each_target(tokens.rows.soft_ids, ids, z)
-    if smooth is not None:
-        weights = head.class_weights(ids)
-        smooth = smooth + jnp.where(weights == 0, 0, weights * z).sum(axis=1)
-        if smooth_rows is not None:
-            smooth_rows = smooth_rows + head.rows_of(slope * weights, tile)
-    metrics = _metrics.absorb(head.options, state.metrics, ids, z, p, shift, finite(state.top), scale, state.total)
-    return _State(top, state.total * scale + p.sum(axis=1), label_logit, weighted, soft_logits, smooth, smooth_rows,
-                  metrics)
-
-
-def _each_target(targets: jax.Array, ids: jax.Array, z: jax.Array) -> jax.Array:
-    """The logits of targets [T, K], 0 for those outside the tile."""
-    def one(k: jax.Array, found: jax.Array) -> jax.Array:
-        return found.at[:, k].set(jnp.where(at_label(targets[:, k], ids), z, 0).sum(axis=1))
-
-    return lax.fori_loop(0, targets.shape[1], one, jnp.zeros_like(targets, _F32) + 0 * z[:, :1])
-
-
-def _combine(place: Place, state: _State) -> _State:
-    """The softmax over all of the vocabulary's parts; `weighted` stays a part of its sum."""
-    if not place.vocab_axes:
-        return state
-    top = place.largest(state.top)
-    scale = jnp.exp(state.top - finite(top))
-    weighted = None if state.weighted is None else state.weighted * scale[:, None]
-    return state._replace(top=top, total=place.over_vocab(state.total * scale),
-                          label_logit=place.over_vocab(state.label_logit), weighted=weighted)
-
-
-def _finish(head: Head, tokens: Tokens, state: _State, label_rows: jax.Array | None) -> _Found:
-    """label_rows: [T, D], or None without dx.
-
-    The label's entry was left out of sum and accumulator. With s the sum of exp(z - m) over the others, nll is
-    log1p(s exp(m - z_y)) and p_y - 1 = -s / (s + exp(z_y - m)): both keep their digits when p_y is almost 1, where
-    z_y - lse and p_y - 1 taken as differences have none left.
-    """
-    state = _combine(head.place, state)
-    top, total, label_logit, options, rows = state.top, state.total, state.label_logit, head.options, tokens.rows
-    label_logit = jnp.where(rows.bad, -jnp.inf, label_logit)  # the softmax is known all the same
-    confident = label_logit >= top
-    nll = jnp.where(confident, jnp.log1p(total * jnp.exp(top - label_logit)),
-                    (top - label_logit) + jnp.log(total + jnp.exp(label_logit - top)))
-    nll = jnp.where(label_logit == jnp.inf, jnp.nan, nll)  # an infinite logit must not look like certainty
-    peak = jnp.maximum(top, label_logit)
-    nll = jnp.where(peak == -jnp.inf, jnp.inf, nll)
-    base = finite(peak)
-    others = jnp.exp(top - base)
-    mass = total * others + jnp.exp(label_logit - base)
-    log_mass = jnp.where(peak == -jnp.inf, 0, jnp.log(mass))
-    lse = peak + log_mass
-    metrics = _metrics.finish(options, state.metrics, rows, top, label_logit, total, peak, log_mass)
-    loss = _objective.losses(options, rows, nll, lse, state.soft_logits, state.smooth, head.total, head.vocab)
-    nll = jnp.where(rows.bad, jnp.nan, nll)
-    out = (jnp.where(rows.valid, a, 0) for a in (nll, peak, log_mass, label_logit))
-    if state.weighted is None:
-        return _Found(loss, *out, metrics, None)
-
-    mass = jnp.where(mass == 0, 1, mass)
-    c = _objective.coefficients(options, rows, total * others / mass, lse, head.total, head.vocab)
-    # Coefficients outside the sum over the vocabulary's parts: each token's are the same on all of them.
-    d_x = (c.softmax * (others / mass))[:, None] * state.weighted
-    d_x += (c.label * _slope(options, label_logit))[:, None] * label_rows.astype(_F32)
-    d_x = _other_targets(head, tokens, state, d_x)
-    if c.smooth is not None:
-        even = _constant(head) if state.smooth_rows is None else state.smooth_rows
-        d_x -= c.smooth[:, None] * even
-    d_x = head.place.over_vocab(d_x) * options.logit_scale
-    return _Found(loss, *out, metrics, jnp.where(rows.valid[:, None], d_x, 0).astype(tokens.x.dtype))
-
-
-def _slope(options: Options, z: jax.Array) -> Any:
-    return 1 if options.softcap is None else 1 - (z / options.softcap) ** 2
-
-
-def _other_targets(head: Head, tokens: Tokens, state: _State, d_x: jax.Array) -> jax.Array:
-    rows = tokens.rows
-    if rows.soft_ids is None:
-        return d_x
-    weights = rows.upstream[:, None] * rows.soft_weight * _slope(head.options, state.soft_logits)
-
-    def one(k: jax.Array, d_x: jax.Array) -> jax.Array:
-        return d_x - weights[:, k, None] * head.label_rows(rows.soft_ids[:, k]).astype(_F32)
-
-    return lax.fori_loop(0, weights.shape[1], one, d_x)
-
-
-def _constant(head: Head) -> jax.Array:
-    """Sum of the table's rows by class weight, f32 [1, D]."""
-    def add(_: Any, ids: jax.Array, tile: jax.Array, even: jax.Array) -> jax.Array:
-        return even + head.rows_of(head.class_weights(ids)[None], tile)
-
-    return head.over_tiles(add, vary_like(jnp.zeros((1, head.w.shape[head.hidden_axis]), _F32), head.w))
+# --------------------------------------------------------------------------------- metrics that take a pass of their own
 
 
 def _rank(head: Head, batch: Tokens, label_logit: jax.Array) -> jax.Array:
     """Number of logits above the label's: one more pass, since most tiles come before the label's."""
-    def count(tokens_and_logit: Any) -> jax.Array:
-        tokens, logit = tokens_and_logit
+    def count(tokens: Tokens, ids: jax.Array, tile: jax.Array, state: Any) -> Any:
+        logit, larger = state
+        z, _ = head.logits(tokens.counted, tile, ids)
+        above = (z > logit[:, None]) & ~at_label(tokens.target, ids)
+        return logit, larger + above.sum(axis=1, dtype=jnp.int32)
 
-        def add(_: Any, ids: jax.Array, tile: jax.Array, larger: jax.Array) -> jax.Array:
-            z, _ = head.logits(tokens.counted, tile, ids)
-            above = (z > logit[:, None]) & ~at_label(tokens.target, ids)
-            return larger + above.sum(axis=1, dtype=jnp.int32)
+    def vocab_tile(_: Any, ids: jax.Array, tile: jax.Array, states: Any) -> Any:
+        return _update(batch, states, lambda tokens, state: count(tokens, ids, tile, state))
 
-        return _metrics.rank(tokens.rows, logit, head.over_tiles(add, jnp.zeros_like(tokens.target)))
-
-    return lax.map(count, (batch, label_logit))
+    _, larger = head.over_tiles(vocab_tile, (label_logit, jnp.zeros_like(batch.target)))
+    return _metrics.rank(batch.rows, label_logit, head.place.over_vocab(larger))
 
 
 def _mean_logits(head: Head, batch: Tokens) -> jax.Array:
-    """f32 [V]. Without softcap the logits of the mean row."""
-    every = jax.tree.map(lambda a: lax.collapse(a, 0, 2), batch)
-    count = jnp.maximum(every.valid.sum(), 1)
-    mean = (batch.counted.astype(_F32).sum(1).sum(0) / count)[None]
+    """f32 [V], or this device's part of it. Without softcap the logits of the mean row."""
+    place = head.place
+    valid = place.over_tokens(batch.valid.sum())
+    count = jnp.maximum(valid, 1)
+    mean = (place.over_tokens(batch.counted.astype(_F32).sum(1).sum(0)) / count)[None]
 
     def tile_means(first: Any, ids: jax.Array, tile: jax.Array, means: jax.Array) -> jax.Array:
         if head.options.softcap is None:
@@ -306,45 +216,12 @@ def _mean_logits(head: Head, batch: Tokens) -> jax.Array:
                 z, _ = head.logits(tokens.counted, tile, ids)
                 return total + jnp.where(tokens.valid[:, None], z, 0).sum(0)
 
-            z = lax.fori_loop(0, len(batch.x), one, jnp.zeros(ids.shape, _F32)) / count
-        return lax.dynamic_update_slice_in_dim(means, z, first, 0)
+            z = lax.fori_loop(0, len(batch.x), one, vary_like(jnp.zeros(ids.shape, _F32), head.w)) / count
+        return lax.dynamic_update_slice_in_dim(means, z.reshape(place.parts, -1), first, 1)
 
-    means = head.over_tiles(tile_means, jnp.zeros((head.vocab,), _F32))
-    return jnp.where(every.valid.any(), means, 0)
-
-
-# ---------------------------------------------------------------------------------------------------------- the loops
-
-
-def _stream(head: Head, want_d_x: bool, batch: Tokens) -> _Found:
-    """Arrays [tiles, T, ...]."""
-    def absorb(tokens: Tokens) -> _State:
-        return head.over_tiles(lambda _, ids, tile, state: _absorb(head, tokens, ids, tile, state),
-                               _start(head, want_d_x, tokens))
-
-    def label_rows(tokens: Tokens) -> jax.Array | None:
-        return head.label_rows(tokens.target) if want_d_x else None
-
-    if not head.place.gathers and not head.place.vocab_axes:
-        return _each(batch, lambda tokens: _finish(head, tokens, absorb(tokens), label_rows(tokens)))
-
-    tiles, rows = batch.target.shape
-    every = jax.tree.map(lambda a: lax.collapse(a, 0, 2), batch)
-    if head.place.gathers:
-        labels = Labels.of(head, every.target) if want_d_x else None
-
-        def vocab_tile(first: Any, ids: jax.Array, tile: jax.Array, carry: Any) -> Any:
-            states, labels = carry
-            states = _update(batch, states, lambda tokens, state: _absorb(head, tokens, ids, tile, state))
-            return states, labels and labels.see(head, first, tile)
-
-        states, labels = head.over_tiles(vocab_tile, (_start(head, want_d_x, batch), labels))
-        found = labels and labels.in_order()
-    else:
-        states, found = _each(batch, absorb), label_rows(every)
-    states = jax.tree.map(lambda a: lax.collapse(a, 0, 2), states)
-    # All tokens at once: what is exchanged is exchanged once.
-    return jax.tree.map(lambda a: a.reshape(tiles, rows, *a.shape[1:]), _finish(head, every, states, found))
+    means = head.over_tiles(tile_means, vary_like(jnp.zeros((place.parts, head.rows), _F32), head.w))
+    means = place.own_ids(means) if head.options.softcap is None else place.scatter_ids(means)
+    return jnp.where(valid > 0, means, 0)
 
 
 # ----------------------------------------------------------------------------------------- token tiles, one by one
@@ -358,9 +235,9 @@ def _each(batch: Tokens, f: Callable[[Tokens], Any]) -> Any:
     return lax.map(lambda tokens: lax.cond(jnp.any(tokens.valid), f, zeros, tokens), batch)
 
 
-def _update(batch: Tokens, states: _State, f: Callable[[Tokens, _State], _State]) -> _State:
+def _update(batch: Tokens, states: State, f: Callable[[Tokens, State], State]) -> State:
     """f of every token tile and its state, in place; a tile whose tokens are all ignored keeps its state."""
-    def tile(i: jax.Array, states: _State) -> _State:
+    def tile(i: jax.Array, states: State) -> State:
         tokens, state = at(i, (batch, states))
         state = lax.cond(jnp.any(tokens.valid), f, lambda _, same: same, tokens, state)
         return jax.tree.map(lambda a, one: a.at[i].set(one), states, state)

@@ -1,19 +1,16 @@
-"""Checks over 8 virtual devices. Run as a program of its own, since their number is fixed when JAX starts; prints one
-JSON object, {name of a check: None, or what went wrong}. `test_mesh.py` makes a test of each.
+"""Checks over 8 virtual devices; `test_mesh.py` makes a test of each.
 
-    mesh_checks.py short|long [-v]
+    mesh_checks.py short|long [-v] [-k PART]
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import sys
-import traceback
+
+import mesh_runner
 
 if __name__ == "__main__":
-    os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
+    mesh_runner.eight_devices()
 
 import jax
 import jax.numpy as jnp
@@ -22,21 +19,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from oracle import BF16, F32, close, dense, problem
 
-from cutloss.jax import _head, _tiles, hlo, linear_cross_entropy
+from cutloss.jax import hlo, linear_cross_entropy
 
-CHECKS = {"short": {}, "long": {}}
-
-
-def check(*cases, long=()):
-    """Registers a check, once for each tuple of arguments. Those in `long` run in `make test-long` only: compiling takes
-    a second or two for each."""
-    def register(f):
-        for group, some in (("short", cases if cases or long else ((),)), ("long", long)):
-            for case in some:
-                CHECKS[group][f"{f.__name__}{list(case) if case else ''}"] = lambda case=case: f(*case)
-        return f
-
-    return register
+check = mesh_runner.Checks()
 
 
 def mesh_of(kind=AxisType.Auto, **axes):
@@ -317,21 +302,5 @@ def bad_mesh_or_spec_is_accepted():
         refused(error, text, lambda: jax.jit(lambda *a: linear_cross_entropy(*a, **options))(X, W, Y))
 
 
-def main() -> None:
-    jax.config.update("jax_disable_most_optimizations", True)
-    _tiles.choose = lambda *_: _tiles.Tile(tokens=16, ids=24)
-    _head.Labels.CHUNK = 8
-    outcomes = {}
-    for name, run in CHECKS[sys.argv[1]].items():
-        try:
-            run()
-            outcomes[name] = None
-        except Exception:
-            outcomes[name] = traceback.format_exc()
-        if "-v" in sys.argv:
-            print(name, outcomes[name] or "", file=sys.stderr, flush=True)
-    json.dump(outcomes, sys.stdout)
-
-
 if __name__ == "__main__":
-    main()
+    check.main()

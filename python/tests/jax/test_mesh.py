@@ -1,4 +1,4 @@
-"""Heads and tokens spread over 8 virtual devices; the checks are in mesh_checks.py."""
+"""Heads and tokens spread over 8 virtual devices; the checks are in mesh_checks.py and mesh_objective.py."""
 
 import functools
 import json
@@ -8,24 +8,31 @@ import sys
 from pathlib import Path
 
 import mesh_checks
+import mesh_objective
 import pytest
+
+PROGRAMS = (mesh_checks, mesh_objective)
 
 
 @functools.cache
-def outcomes(group):
+def outcomes(program, group):
     path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
-    run = subprocess.run([sys.executable, mesh_checks.__file__, group], env=os.environ | {"PYTHONPATH": path},
+    run = subprocess.run([sys.executable, program.__file__, group], env=os.environ | {"PYTHONPATH": path},
                          capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
 
 
-@pytest.mark.parametrize("name", mesh_checks.CHECKS["short"])
-def test_mesh(name):
-    assert outcomes("short")[name] is None, outcomes("short")[name]
+def checks(group):
+    return [pytest.param(program, name, id=name) for program in PROGRAMS for name in program.check.groups[group]]
+
+
+@pytest.mark.parametrize("program,name", checks("short"))
+def test_mesh(program, name):
+    assert outcomes(program, "short")[name] is None, outcomes(program, "short")[name]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", mesh_checks.CHECKS["long"])
-def test_more_meshes(name):
-    assert outcomes("long")[name] is None, outcomes("long")[name]
+@pytest.mark.parametrize("program,name", checks("long"))
+def test_more_meshes(program, name):
+    assert outcomes(program, "long")[name] is None, outcomes(program, "long")[name]
