@@ -26,6 +26,7 @@ class Head:
         layout: "vd" or "dv".
         softcap: tau of tau * tanh(z / tau) on the logits, or None.
         compute_dtype: dtype to which the model casts the hidden states and the weight before the product, or None.
+        spec: the PartitionSpec of the weight in the model's metadata, or None.
     """
 
     layer: Any
@@ -34,6 +35,7 @@ class Head:
     layout: str
     softcap: float | None = None
     compute_dtype: Any = None
+    spec: Any = None
 
 
 @dataclass(frozen=True)
@@ -90,10 +92,12 @@ def read_head(model) -> Head:
             layer, method, name, layout = model.embedder, "decode", "input_embedding", "vd"
         else:
             layer, method, name, layout = model.lm_head, "__call__", "w", "dv"
+        variable = getattr(layer, name)
         head = Head(
             layer=layer,
             method=method,
-            weight=getattr(layer, name).get_value(),
+            weight=variable.get_value(),
+            spec=variable.get_metadata().get("out_sharding"),
             layout=layout,
             softcap=family.softcap(model),
             compute_dtype=family.compute_dtype(model, layer),

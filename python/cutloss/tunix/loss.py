@@ -124,10 +124,24 @@ def weighted_nll(hidden, head: adapters.Head, input_tokens, input_mask, settings
         softcap=head.softcap,
         head_layout=head.layout,
         budget=settings.budget,
+        mode=settings.mode,
+        filter=settings.filter,
+        tolerance=settings.tolerance,
+        epsilon=settings.epsilon,
+        seed=_seed(input_tokens) if settings.filter == "unbiased" else 0,
         _tiles=(settings.token_chunk, settings.vocab_chunk),
+        **meshes.layout(hidden.shape[0], head.spec),
     )
     total = nll if plain else jnp.sum(weights.astype(nll.dtype) * nll[:, :-1])
     return total, jnp.sum(weights)
+
+
+def _seed(input_tokens):
+    """A number that follows from the batch: the trainer's step is not known here."""
+    import jax.numpy as jnp
+
+    tokens = input_tokens.astype(jnp.uint32).reshape(-1)
+    return jnp.sum(tokens * (2 * jnp.arange(tokens.size, dtype=jnp.uint32) + 1) * jnp.uint32(2654435761))
 
 
 def targets(input_tokens, input_mask):

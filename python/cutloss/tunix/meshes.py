@@ -12,6 +12,41 @@ def tunix_mesh():
     return pxla.thread_resources.env.physical_mesh
 
 
+def current_mesh():
+    """Returns the mesh the step is traced under, of `with mesh:` or `jax.set_mesh`, or None if that is one device."""
+    import jax
+
+    mesh = tunix_mesh()
+    mesh = jax.sharding.get_abstract_mesh() if mesh.empty else mesh
+    return None if mesh.empty or mesh.size == 1 else mesh
+
+
+def layout(rows: int, spec) -> dict:
+    """Returns the arguments by which `linear_cross_entropy` knows how [rows, L, D] hidden states and the head lie.
+
+    A tracer does not say how its array is split. The model's metadata do (`spec`), and the batch is split the way Tunix
+    splits it. A spec that turns out not to be true costs a resharding, never the result.
+    """
+    from jax.sharding import PartitionSpec
+
+    mesh = current_mesh()
+    if mesh is None or spec is None:
+        return {}
+    sizes = dict(mesh.shape)
+    split = BATCH_AXIS in sizes and rows % sizes[BATCH_AXIS] == 0
+    return {
+        "mesh": mesh,
+        "w_spec": PartitionSpec(*(_known(axes, sizes) for axes in spec)),
+        "x_spec": PartitionSpec(BATCH_AXIS) if split else PartitionSpec(),
+    }
+
+
+def _known(axes, sizes):
+    """The axes of one dimension that the mesh has: Tunix's metadata name fsdp and tp on any mesh."""
+    names = () if axes is None else axes if isinstance(axes, tuple) else (axes,)
+    return tuple(name for name in names if name in sizes) or None
+
+
 def unseen_mesh(model) -> str | None:
     """Returns what to tell the user if the model spans devices but Tunix will not shard the batch, else None."""
     import jax

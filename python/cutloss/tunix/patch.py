@@ -34,7 +34,7 @@ def install(**options) -> None:
     (DPO, ORPO, distillation, RL) are not affected.
 
     Args:
-        options: preset, token_chunk, vocab_chunk, budget, strict: see `settings.read`.
+        options: preset, token_chunk, vocab_chunk, budget, strict, mode, filter, ...: see `settings.read`.
 
     Raises:
         ValueError or TypeError: an option or a CUTLOSS_ variable is out of range.

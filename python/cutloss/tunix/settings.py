@@ -26,6 +26,8 @@ class Settings:
             plan decides.
         vocab_chunk: vocabulary ids of such a tile, or None.
         budget: bytes of workspace for the C++ kernels on CPU, or None.
+        mode, filter, tolerance, epsilon: of the C++ kernels, as in cutloss.linear_cross_entropy. The random numbers of
+            filter "unbiased" follow from the batch's tokens: other ones for each batch, the same in a second run.
         strict: raise UnsupportedModelError where cutloss would else warn and use the model's own loss.
         disabled: change nothing anywhere.
     """
@@ -33,6 +35,10 @@ class Settings:
     token_chunk: int | None = None
     vocab_chunk: int | None = None
     budget: int | None = None
+    mode: str = "auto"
+    filter: str | None = None
+    tolerance: float | None = None
+    epsilon: float | None = None
     strict: bool = False
     disabled: bool = False
 
@@ -43,6 +49,10 @@ def read(
     vocab_chunk: int | None = None,
     budget: int | str | None = None,
     strict: bool | None = None,
+    mode: str = "auto",
+    filter: str | None = None,
+    tolerance: float | None = None,
+    epsilon: float | None = None,
 ) -> Settings:
     """Returns the settings of these arguments; for each that is None, of the environment.
 
@@ -51,6 +61,7 @@ def read(
         token_chunk, vocab_chunk: else CUTLOSS_TOKEN_CHUNK and CUTLOSS_VOCAB_CHUNK, else what the preset says.
         budget: bytes, or text such as "256MiB"; else CUTLOSS_BUDGET.
         strict: else CUTLOSS_STRICT, else False.
+        mode, filter, tolerance, epsilon: by argument only.
 
     Raises:
         ValueError or TypeError naming the argument or variable, its value, and what is wanted.
@@ -64,6 +75,10 @@ def read(
         token_chunk=_chunk("token_chunk", token_chunk, tokens, multiple=8),
         vocab_chunk=_chunk("vocab_chunk", vocab_chunk, ids, multiple=1),
         budget=_check.budget(os.environ.get("CUTLOSS_BUDGET") or None if budget is None else budget),
+        mode=_check.mode(mode),
+        filter=_check.filter_name(filter),
+        tolerance=_check.optional_number("tolerance", tolerance),
+        epsilon=_check.optional_number("epsilon", epsilon),
         strict=switch("CUTLOSS_STRICT") if strict is None else strict,
         disabled=switch("CUTLOSS_DISABLE"),
     )
