@@ -1,4 +1,4 @@
-"""English-French pairs for the demo: where they come from, how they are split, and how they become batches.
+"""Pairs of texts: where they come from, how they are split, and how they become batches.
 
 By default the pairs are the system's own gettext catalogues, text that people translated and that is on most machines.
 """
@@ -12,11 +12,12 @@ import random
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .gemma3 import cache_dir
+from .config import PROMPT
+from .paths import cache_dir
 
 CATALOGUES = (Path("/usr/share/locale/fr/LC_MESSAGES"), Path("/usr/share/locale-langpack/fr/LC_MESSAGES"))
 
@@ -26,8 +27,6 @@ ENOUGH_PAIRS = 2000
 
 LONGEST = 600  # characters; 256 tokens hold about 900 of both languages together
 HELD_OUT_ONE_IN = 20
-
-PROMPT = "Translate English to French.\nEnglish: {source}\nFrench:"
 
 
 class DataError(ValueError):
@@ -47,7 +46,7 @@ class Example:
     """One training row before padding.
 
     Attributes:
-        tokens: BOS, the prompt, the answer, EOS; cut at the context.
+        tokens: BOS if the tokenizer has one, the prompt, the answer, EOS; cut at the context.
         targets_from: index of the first token the loss counts: the first one of the answer.
     """
 
@@ -55,14 +54,22 @@ class Example:
     targets_from: int
 
 
-def load(path: Path | None) -> tuple[list[Pair], str]:
+def load(path: Path | None, source: str = "en", target: str = "fr") -> tuple[list[Pair], str]:
     """Returns the usable pairs of a file, or of the system's catalogues if `path` is None, and a line that says whence.
+
+    `source` and `target` are the fields of a JSONL or Parquet record.
 
     Raises:
         DataError: nothing usable there, or a malformed file.
     """
     if path is not None:
-        readers = {".tsv": read_tsv, ".jsonl": read_jsonl, ".parquet": read_parquet, ".mo": read_mo}
+        fields = (source, target)
+        readers = {
+            ".tsv": read_tsv,
+            ".jsonl": lambda path: read_jsonl(path, fields),
+            ".parquet": lambda path: read_parquet(path, fields),
+            ".mo": read_mo,
+        }
         if path.suffix not in readers:
             raise DataError(f"{path}: unknown kind of file; expected one of {', '.join(readers)}")
         if not path.is_file():
@@ -91,12 +98,12 @@ def usable(pairs: Iterable[Pair]) -> list[Pair]:
     return list(kept)
 
 
-def split(pairs: Iterable[Pair]) -> tuple[list[Pair], list[Pair]]:
+def split(pairs: Iterable[Pair], one_in: int = HELD_OUT_ONE_IN) -> tuple[list[Pair], list[Pair]]:
     """Returns (training, held-out) pairs. All translations of one source fall on the same side, on every machine."""
     sides: tuple[list[Pair], list[Pair]] = ([], [])
     for pair in pairs:
         digest = hashlib.blake2b(pair.source.encode(), digest_size=8).digest()
-        sides[int.from_bytes(digest, "little") % HELD_OUT_ONE_IN == 0].append(pair)
+        sides[int.from_bytes(digest, "little") % one_in == 0].append(pair)
     return sides
 
 
@@ -129,18 +136,18 @@ def read_tsv(path: Path) -> Iterator[Pair]:
         yield Pair(*columns)
 
 
-def read_jsonl(path: Path) -> Iterator[Pair]:
-    """Yields the pairs of a file with one JSON object a line, of the form `{"translation": {"en": ..., "fr": ...}}`."""
+def read_jsonl(path: Path, fields: tuple[str, str] = ("en", "fr")) -> Iterator[Pair]:
+    """Yields the pairs of a file with one JSON object a line: `{"en": ..., "fr": ...}`, or that as its "translation"."""
     for number, line in _lines(path):
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
             raise DataError(f"{path}:{number}: not JSON ({error})") from error
-        yield _from_translation(record.get("translation") if isinstance(record, dict) else None, f"{path}:{number}")
+        yield _from_record(record, fields, f"{path}:{number}")
 
 
-def read_parquet(path: Path) -> Iterator[Pair]:
-    """Yields the pairs of a Parquet file's column `translation`, a struct with fields `en` and `fr` (OPUS-100's)."""
+def read_parquet(path: Path, fields: tuple[str, str] = ("en", "fr")) -> Iterator[Pair]:
+    """Yields the pairs of a Parquet file: two columns, or a column `translation` with the two fields (OPUS-100's)."""
     import pyarrow
     import pyarrow.parquet
 
@@ -148,13 +155,18 @@ def read_parquet(path: Path) -> Iterator[Pair]:
         file = pyarrow.parquet.ParquetFile(path)
     except pyarrow.ArrowInvalid as error:
         raise DataError(f"{path}: not a Parquet file ({error})") from error
-    if "translation" not in file.schema_arrow.names:
-        names = ", ".join(file.schema_arrow.names)
-        raise DataError(f"{path}: columns {names}; expected one named 'translation' with fields 'en' and 'fr'")
+    names = file.schema_arrow.names
+    columns = ["translation"] if "translation" in names else [name for name in fields if name in names]
+    if columns != ["translation"] and len(columns) != 2:
+        source, target = fields
+        raise DataError(
+            f"{path}: columns {', '.join(names)}; expected one named 'translation' with fields '{source}' and "
+            f"'{target}', or these two"
+        )
     row = 0
-    for batch in file.iter_batches(columns=["translation"]):
-        for translation in batch.column(0).to_pylist():
-            yield _from_translation(translation, f"{path}: row {row}")
+    for batch in file.iter_batches(columns=columns):
+        for record in batch.to_pylist():
+            yield _from_record(record, fields, f"{path}: row {row}")
             row += 1
 
 
@@ -169,11 +181,13 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line
 
 
-def _from_translation(translation, place: str) -> Pair:
-    match translation:
-        case {"en": str(source), "fr": str(target)}:
-            return Pair(source, target)
-    raise DataError(f'{place}: expected {{"translation": {{"en": "...", "fr": "..."}}}}')
+def _from_record(record, fields: tuple[str, str], place: str) -> Pair:
+    found = record.get("translation", record) if isinstance(record, dict) else None
+    source, target = fields
+    if isinstance(found, dict) and isinstance(found.get(source), str) and isinstance(found.get(target), str):
+        return Pair(found[source], found[target])
+    form = f'{{"{source}": "...", "{target}": "..."}}'
+    raise DataError(f'{place}: expected {{"translation": {form}}} or {form}')
 
 
 def _catalogue_pairs(folders: Iterable[Path]) -> list[Pair]:
@@ -209,18 +223,19 @@ def _unpacked_packages() -> Path:
 # ---- encoding --------------------------------------------------------------------------------------------------------
 
 
-def prompt(source: str) -> str:
+def prompt(source: str, template: str = PROMPT) -> str:
     """Returns the prompt for a source text, without BOS: the Sampler and `encode` add it."""
-    return PROMPT.format(source=source)
+    return template.replace("{source}", source)
 
 
-def encode(pair: Pair, tokenizer, context: int) -> Example | None:
+def encode(pair: Pair, tokenizer, context: int, template: str = PROMPT) -> Example | None:
     """Returns the row for a pair, or None if its prompt alone leaves no room for an answer in `context` tokens.
 
     Prompt and answer are encoded apart, as generation will see the prompt without the answer; the space that
     separates them begins the answer, because SentencePiece keeps a space with the word after it.
     """
-    head = [tokenizer.bos_id(), *_bare(tokenizer, prompt(pair.source))]
+    bos = tokenizer.bos_id()  # Qwen's has none
+    head = [*([] if bos is None or bos < 0 else [bos]), *_bare(tokenizer, prompt(pair.source, template))]
     if len(head) >= context:
         return None
     answer = [*_bare(tokenizer, " " + pair.target), tokenizer.eos_id()]
@@ -258,33 +273,95 @@ def collate(examples: list[Example], context: int) -> dict:
     }
 
 
+class Batches(Sequence):
+    """Batches of rows in a fixed order, each collated when it is asked for: its attention mask is batch * context^2 bytes.
+
+    Of `group` batches in turn each knows its `share` of their targets, by which a mean of their means becomes the mean
+    over all their targets.
+    """
+
+    def __init__(self, examples: list[Example], batch: int, context: int, group: int = 1) -> None:
+        self.examples, self._batch, self._context, self._group = examples, batch, context, group
+
+    def __len__(self) -> int:
+        return len(self.examples) // self._batch
+
+    def __getitem__(self, index):
+        import numpy as np
+
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        made = collate(self._rows(index), self._context)
+        if self._group > 1:
+            first = index - index % self._group
+            counts = [self.targets(i) for i in range(first, min(first + self._group, len(self)))]
+            own = counts[index - first]
+            # The mean over a group in which nothing is a target is 0, whatever the shares.
+            made["share"] = np.float32(len(counts) * own / max(1, sum(counts)))
+        return made
+
+    def targets(self, index: int) -> int:
+        """Returns the number of targets in a batch."""
+        return sum(len(example.tokens) - example.targets_from for example in self._rows(index))
+
+    def _rows(self, index: int) -> list[Example]:
+        return self.examples[index * self._batch : (index + 1) * self._batch]
+
+
 def batches(
-    pairs: list[Pair], tokenizer, *, batch: int, context: int, steps: int, seed: int
-) -> tuple[list[dict], int]:
-    """Returns (`steps` batches, number of pairs dropped for a prompt that fills the context), the same for a seed.
+    pairs: list[Pair],
+    tokenizer,
+    *,
+    batch: int,
+    context: int,
+    steps: int,
+    seed: int,
+    accumulation: int = 1,
+    template: str = PROMPT,
+) -> tuple[Batches, int]:
+    """Returns (the batches of `steps` steps, number of pairs dropped for a prompt that fills the context) for a seed.
 
     Raises:
         DataError: every pair was dropped, so there is nothing to learn from.
     """
-    order = _endless(pairs, random.Random(seed))
+    order, distinct = _endless(pairs, random.Random(seed)), len(set(pairs))
+    encoded: dict[Pair, Example | None] = {}
     examples: list[Example] = []
-    dropped = 0
-    while len(examples) < batch * steps:
-        example = encode(next(order), tokenizer, context)
+    while len(examples) < batch * steps * accumulation:
+        pair = next(order)
+        if pair not in encoded:
+            encoded[pair] = encode(pair, tokenizer, context, template)
+        example = encoded[pair]
         if example is not None:
             examples.append(example)
-        elif (dropped := dropped + 1) >= len(pairs) and not examples:
-            raise DataError(f"no row has a target: all {dropped} prompts fill the context of {context} tokens")
-    rows = (examples[i : i + batch] for i in range(0, len(examples), batch))
-    return [collate(group, context) for group in rows], dropped
+        elif not examples and len(encoded) == distinct:
+            raise DataError(
+                f"no row has a target: all {len(encoded)} prompts fill the context of {context} tokens, such as "
+                f"{prompt(pair.source, template)!r}"
+            )
+    return Batches(examples, batch, context, accumulation), sum(example is None for example in encoded.values())
 
 
-def digest(batch_list: list[dict], hasher: Callable = hashlib.sha256) -> str:
+def held_out_batches(
+    pairs: list[Pair], tokenizer, *, batch: int, context: int, count: int, template: str = PROMPT
+) -> Batches:
+    """Returns up to `count` whole batches of the first pairs that fit the context; the mean over them is over targets."""
+    encoded = (encode(pair, tokenizer, context, template) for pair in pairs)
+    examples = [example for example in encoded if example is not None][: batch * count]
+    whole = len(examples) // batch
+    return Batches(examples[: whole * batch], batch, context, group=max(whole, 1))
+
+
+def unknown_ids(examples: Iterable[Example], vocab: int) -> list[int]:
+    """Returns the token ids that a head of `vocab` rows does not have."""
+    return sorted({token for example in examples for token in example.tokens if not 0 <= token < vocab})
+
+
+def digest(batch_list: Batches, hasher: Callable = hashlib.sha256) -> str:
     """Returns a hash of everything in the batches, by which two runs can show that they saw the same."""
     total = hasher()
-    for batch in batch_list:
-        for name in sorted(batch):
-            total.update(batch[name].tobytes())
+    for example in batch_list.examples:
+        total.update(json.dumps([example.targets_from, *example.tokens]).encode())
     return total.hexdigest()[:16]
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from . import data, report
 from .arm import ARMS, ArmSettings
+from .display import Display
 
 # Two f32 losses of the same hidden states differ by rounding (about 1e-6 of a loss near 3), and each step's update
 # feeds the difference back: 1e-4 leaves room for that and still sees a wrong softcap, mask or divisor at once.
@@ -39,6 +43,7 @@ examples
 results, in the folder --out
   metrics.jsonl  everything the arms reported, as they ran     summary.csv  one row an arm
   plot.png       memory and loss                               ARM.log      what Tunix and JAX printed, if they did
+  ARM/           the run itself: adapters, answers, TensorBoard curves, as `cutloss-sft train` leaves it
 
 exit status: 0 the arms agree, 1 they do not or one failed, 2 wrong usage.
 """
@@ -88,13 +93,13 @@ def run_arm(settings: ArmSettings, out: Path, metrics, show) -> report.ArmResult
     """Runs one arm in a process of its own and returns what it reported.
 
     Each event is written to the open file `metrics` as it comes, so that a run that is killed leaves its history, and
-    passed to `show(event)`.
+    passed to `show(name, event)`.
     """
     log = out / f"{settings.arm}.log"
     result = report.ArmResult(settings.arm)
     read_end, write_end = os.pipe()
     with log.open("wb") as log_file, os.fdopen(read_end) as events:
-        settings = ArmSettings.from_json(json.dumps({**json.loads(settings.to_json()), "events_fd": write_end}))
+        settings = dataclasses.replace(settings, events_fd=write_end)
         command = [sys.executable, "-m", "cutloss.sft.arm", settings.to_json()]
         process = subprocess.Popen(command, stdout=log_file, stderr=log_file, pass_fds=[write_end])
         os.close(write_end)
@@ -104,7 +109,7 @@ def run_arm(settings: ArmSettings, out: Path, metrics, show) -> report.ArmResult
                 metrics.flush()
                 event = json.loads(line)
                 result.take(event)
-                show(event)
+                show(event["event"], event)
             status = process.wait()
         finally:
             if process.poll() is None:
@@ -125,57 +130,6 @@ def compare(results: list[report.ArmResult]) -> str | None:
     if not difference <= LOSS_AGREEMENT:
         return f"the arms' losses differ by {difference:.1e}, more than {LOSS_AGREEMENT:.0e}: one of them is wrong"
     return None
-
-
-class Display:
-    """Shows an arm's progress: a bar on a terminal, a line for each event elsewhere."""
-
-    def __init__(self, console, steps: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        self._console, self._steps = console, steps
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description:8}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"),
-        )
-        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._task = None
-
-    def __enter__(self):
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_):
-        self._progress.stop()
-
-    def start(self, arm: str) -> None:
-        self._task = self._progress.add_task(arm, total=self._steps, note="starting")
-
-    def show(self, event: dict) -> None:
-        match event["event"]:
-            case "phase":
-                note = event["name"]
-            case "data":
-                note = f"{event['training']} pairs to train on, {event['held_out']} held out, {event['dropped']} too long"
-            case "compiled":
-                note = f"compiled in {event['seconds']:.0f} s, plans {event['planned_bytes'] / report.GIB:.2f} GiB"
-            case "step":
-                note = f"loss {event['loss']:.4f}, {event['seconds']:.1f} s"
-                self._progress.advance(self._task)
-            case "error":
-                note = event["message"]
-            case "trained":
-                note = f"peak {event['peak_rss_bytes'] / report.GIB:.2f} GiB"
-            case _:
-                note = "done"
-        self._progress.update(self._task, note=note)
-        if not self._console.is_terminal:
-            step = f" {event['step']}/{self._steps}" if event["event"] == "step" else ""
-            self._console.print(f"{event['arm']}: {event['event']}{step}: {note}", highlight=False, soft_wrap=True)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -215,25 +169,34 @@ def _run(options, console) -> int:
     results = []
     with (out / "metrics.jsonl").open("w") as metrics, Display(console, options.steps) as display:
         for arm in options.arms:
-            settings = ArmSettings(
-                arm=arm,
-                weights=weights,
-                data=str(options.data) if options.data else None,
-                steps=options.steps,
-                batch=options.batch,
-                context=options.context,
-                rank=options.rank,
-                lr=options.lr,
-                seed=options.seed,
-                answer_tokens=options.answer_tokens,
-            )
+            if (out / arm / "config.json").is_file():
+                shutil.rmtree(out / arm)
             display.start(arm)
+            settings = ArmSettings(arm, str(out / arm), preset(options, weights))
             results.append(run_arm(settings, out, metrics, display.show))
     report.write_csv(results, out / "summary.csv")
     report.plot(results, out / "plot.png")
     problem = compare(results) if len(results) > 1 else None
     _print_results(results, options, console, problem, time.monotonic() - started)
     return 1 if problem else 0
+
+
+def preset(options, weights: str) -> dict[str, Any]:
+    """Returns the settings of the demo's runs, as config.py has them."""
+    return {
+        "model": {"name": "gemma3_270m", "path": weights},
+        "data": {"path": str(options.data) if options.data else None},
+        "lora": {"rank": options.rank},
+        "train": {
+            "steps": options.steps,
+            "batch": options.batch,
+            "context": options.context,
+            "lr": options.lr,
+            "seed": options.seed,
+            "checkpoint_every": 0,
+        },
+        "generation": {"prompts": 1 if options.answer_tokens else 0, "tokens": max(1, options.answer_tokens)},
+    }
 
 
 def _prepare_weights() -> str:
@@ -247,7 +210,7 @@ def _prepare_weights() -> str:
 
 def _print_results(results, options, console, problem: str | None, seconds: float) -> None:
     console.print(f"\nData: {results[0].data['source']}", highlight=False, markup=False, soft_wrap=True)
-    console.print(report.table(results))
+    console.print(report.table(results, "Gemma 3 270M, LoRA, same batches"))
     if len(results) > 1 and not problem:
         console.print(
             f"Largest difference of the losses: {report.largest_difference(results):.1e} (limit {LOSS_AGREEMENT:.0e}).",

@@ -7,19 +7,16 @@ cached. `python -m cutloss.sft.gemma3` does that and prints the loss on a text, 
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
+
+from .paths import cache_dir
 
 # Part of the cache's folder name: raise it when the conversion changes, so that an old cache is never read as a new one.
 FORMAT = 2
 
 EMBEDDING_ROWS = 262144
-
-# What LoRA adapts: every projection of attention and MLP. The head is left out on purpose: a frozen head is what
-# makes the loss cost two matrix products instead of three, and cutloss.tunix refuses adapters on it.
-LORA_MODULES = r".*(q_einsum|kv_einsum|qkv_einsum|attn_vec_einsum|gate_proj|up_proj|down_proj)"
 
 _GLOBAL_NAMES = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
 _BLOCK_NAMES = {
@@ -37,13 +34,6 @@ _BLOCK_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-
-
-def cache_dir() -> Path:
-    """Returns the folder for downloads and conversions: `$CUTLOSS_CACHE`, else `cutloss` in the user's cache folder."""
-    if override := os.environ.get("CUTLOSS_CACHE"):
-        return Path(override)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cutloss"
 
 
 def hugging_face_name(gguf_name: str) -> str:
@@ -176,18 +166,6 @@ def load_model(folder: Path, dtype: str = "float32"):
     jax_dtype = jnp.dtype(dtype)
     config = dataclasses.replace(model.ModelConfig.gemma3_270m(), param_dtype=jax_dtype)
     return params_safetensors.create_model_from_safe_tensors(str(folder), config, dtype=jax_dtype)
-
-
-def add_lora(model, rank: int, seed: int):
-    """Returns a copy of `model` with trainable LoRA adapters of `rank` on attention and MLP; the weights are shared.
-
-    B starts at zero, so the first loss is the base model's own. alpha = rank: the adapters' scale is 1 at any rank.
-    """
-    import qwix
-    from flax import nnx
-
-    provider = qwix.LoraProvider(module_path=LORA_MODULES, rank=rank, alpha=float(rank))
-    return qwix.apply_lora_to_model(model, provider, rngs=nnx.Rngs(seed), **model.get_model_input())
 
 
 def text_loss(model, tokenizer, text: str, tokens: int = 512) -> float:

@@ -1,15 +1,17 @@
-"""What the demo shows and leaves behind: the table, summary.csv and plot.png."""
+"""Finished runs side by side: the table, summary.csv and plot.png."""
 
 from __future__ import annotations
 
 import csv
+import json
 import math
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-GIB = 2**30
+from .config import ConfigError
+from .display import GIB
 
 
 @dataclass
@@ -24,10 +26,11 @@ class ArmResult:
     planned_bytes: int | None = None
     peak_rss_bytes: int | None = None
     translation: dict[str, str] = field(default_factory=dict)
+    quality: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
 
     def take(self, event: dict[str, Any]) -> None:
-        """Takes in one event of arm.py."""
+        """Takes in one event of a run."""
         match event["event"]:
             case "data":
                 self.data = event
@@ -40,6 +43,8 @@ class ArmResult:
                 self.peak_rss_bytes = event["peak_rss_bytes"]
             case "generated":
                 self.translation = {key: event[key] for key in ("source", "reference", "before", "after")}
+            case "quality":
+                self.quality = {when: event[when] for when in ("before", "after")}
             case "error":
                 self.error = event["message"]
 
@@ -61,6 +66,17 @@ class ArmResult:
         }
 
 
+def read(path: Path) -> ArmResult:
+    """Returns what a run folder holds; raises ConfigError if its run is not finished."""
+    events = path / "metrics.jsonl"
+    if not (path / "summary.json").is_file() or not events.is_file():
+        raise ConfigError(f"{path}: no finished run; there is no summary.json")
+    result = ArmResult(path.name)
+    for line in events.read_text().splitlines():
+        result.take(json.loads(line))
+    return result
+
+
 def largest_difference(results: list[ArmResult]) -> float:
     """Returns the largest difference of the arms' losses at the same step; NaN if a loss is not finite."""
     steps = list(zip(*(r.losses for r in results), strict=True))
@@ -70,14 +86,14 @@ def largest_difference(results: list[ArmResult]) -> float:
     return max(max(losses) - min(losses) for losses in steps)
 
 
-def table(results: list[ArmResult]):
+def table(results: list[ArmResult], title: str | None = None):
     """Returns the rich table: a column for each arm, and what the second has over the first."""
     from rich.table import Table
 
-    shown = Table(title="Gemma 3 270M, LoRA, same batches")
+    shown = Table(title=title)
     shown.add_column("")
     for result in results:
-        shown.add_column({"default": "Tunix's loss", "cutloss": "cutloss"}[result.arm], justify="right")
+        shown.add_column({"default": "Tunix's loss"}.get(result.arm, result.arm), justify="right")
     if len(results) == 2:
         shown.add_column("difference", justify="right")
 
@@ -88,8 +104,10 @@ def table(results: list[ArmResult]):
     def less(a, b):
         return f"{b / a:.2f} x" if a else ""
 
-    for step, losses in enumerate(zip(*(r.losses for r in results), strict=True), 1):
-        row(f"loss, step {step}", losses, "{:.6f}".format, lambda a, b: f"{b - a:+.1e}")
+    common = min(len(r.losses) for r in results)
+    shown_steps = sorted({round(1 + i * (common - 1) / 9) for i in range(10)}) if common else []
+    for step in shown_steps:
+        row(f"loss, step {step}", [r.losses[step - 1] for r in results], "{:.6f}".format, lambda a, b: f"{b - a:+.1e}")
     row("seconds a step (median)", [r.step_seconds for r in results], "{:.2f}".format, less)
     row("seconds to compile", [r.compile_seconds for r in results], "{:.1f}".format, less)
     row("planned memory of the step", [r.planned_bytes / GIB for r in results], "{:.2f} GiB".format, less)

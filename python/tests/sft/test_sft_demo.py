@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cutloss.sft import arm, demo, report
+from cutloss.sft import arm, demo, report, run
 
 
 def result(name, losses, digest="d"):
@@ -58,7 +58,7 @@ GOOD = """
 print("chatter on stdout")
 emit("data", digest="d", source="two pairs", training=2, held_out=0, dropped=0)
 emit("compiled", seconds=1.5, planned_bytes=2**30, logit_arrays={})
-for n in range(settings["steps"]): emit("step", step=n + 1, loss=3.0 - n + (SHIFT if settings["arm"] == "cutloss" else 0), seconds=0.5)
+for n in range(settings["config"]["train"]["steps"]): emit("step", step=n + 1, loss=3.0 - n + (SHIFT if settings["arm"] == "cutloss" else 0), seconds=0.5)
 emit("trained", peak_rss_bytes=2**31)
 emit("generated", source="s", reference="r", before="b", after="a")
 """
@@ -111,12 +111,27 @@ def test_wrong_usage_is_status_2(wrong):
 
 
 def test_settings_survive_the_command_line():
-    settings = arm.ArmSettings("cutloss", "w", None, 6, 4, 256, 16, 1e-3, 0, 48, 7)
+    settings = arm.ArmSettings("cutloss", "out", {"train": {"lr": 1e-3}, "data": {"path": None}}, 7)
     assert arm.ArmSettings.from_json(settings.to_json()) == settings
 
 
+def test_both_arms_are_one_run_with_two_losses():
+    """A preset that config.py refuses, or arms that differ in more than the loss, would show only after the download."""
+    from cutloss.sft import config
+
+    options = demo.parser().parse_args(["--steps", "3", "--rank", "4", "--answer-tokens", "0"])
+    made = {
+        name: config.from_dict({**demo.preset(options, "weights"), "loss": {"arm": loss}}) for name, loss in arm.ARMS.items()
+    }
+    assert made["default"].loss.arm == "dense" and made["cutloss"].loss.arm == "cutloss"
+    differing = [key for key, value in made["default"].to_dict().items() if value != made["cutloss"].to_dict()[key]]
+    assert differing == ["loss"]
+    assert made["cutloss"].train.steps == 3 and made["cutloss"].lora.rank == 4
+    assert made["cutloss"].generation.prompts == 0
+
+
 def test_peak_memory_is_of_this_process_and_in_bytes():
-    assert 2**23 < arm.peak_rss_bytes() < 2**40
+    assert 2**23 < run.peak_rss_bytes() < 2**40
     assert os.getpid() > 0
 
 

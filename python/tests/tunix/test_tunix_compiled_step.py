@@ -7,7 +7,8 @@ import pytest
 import tiny_gemma3 as tiny
 
 import cutloss.tunix as ct
-from cutloss.sft import arm, hlo
+from cutloss.sft import hlo
+from cutloss.sft import trainer as training
 
 ROWS, LENGTH = 4, 64
 
@@ -17,7 +18,7 @@ def steps():
     def compiled(patch):
         with patch:
             trainer = tiny.trainer(tiny.lora_model())
-            return arm.compile_step(trainer, tiny.batch(rows=ROWS, length=LENGTH))
+            return training.compile_step(trainer, tiny.batch(rows=ROWS, length=LENGTH))
 
     return {"default": compiled(contextlib.nullcontext()), "cutloss": compiled(ct.patched())}
 
@@ -38,7 +39,7 @@ def test_scan_sees_the_logits_where_there_are_some(steps):
 def test_planned_memory_shrinks_by_the_logits(steps):
     # The default loss holds the logits and at least one more array of their size (log-softmax) at once.
     one_array = ROWS * (LENGTH - 1) * tiny.VOCAB * 4
-    saved = arm.planned_bytes(steps["default"]) - arm.planned_bytes(steps["cutloss"])
+    saved = training.planned_bytes(steps["default"]) - training.planned_bytes(steps["cutloss"])
     assert saved >= one_array
 
 
@@ -60,17 +61,22 @@ def test_measured_training_is_tunix_training(steps):
         return jax.tree.leaves(nnx.to_pure_dict(nnx.state(trainer.model, nnx.LoRAParam)))
 
     losses = []
-    measured = adapters(
-        lambda t: arm.train(t, arm.compile_step(t, data[0]), data, lambda n, loss, s: losses.append((n, loss)))
-    )
+
+    def run_measured(trainer):
+        training.measure(trainer, lambda *_: None, lambda n, found, norms, seconds: losses.append((n, *found)))
+        training.train(trainer, data)
+
+    measured = adapters(run_measured)
     plain = adapters(lambda t: t.train(data))
     assert [n for n, _ in losses] == [1, 2]
     for a, b in zip(measured, plain, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def test_non_finite_loss_stops_training():
+def test_non_finite_loss_stops_training(monkeypatch):
     trainer = tiny.trainer(tiny.lora_model())
     result = (np.float32("nan"), None, np.float32(0))
-    with pytest.raises(FloatingPointError, match="loss of step 1 is nan"):
-        arm.train(trainer, lambda model, optimizer, example: result, [tiny.batch()], lambda *_: None)
+    monkeypatch.setattr(training, "compile_step", lambda *_: lambda model, optimizer, example: result)
+    training.measure(trainer, lambda *_: None, lambda *_: None)
+    with pytest.raises(training.Stopped, match="loss of step 1 is nan"):
+        training.train(trainer, [tiny.batch()])

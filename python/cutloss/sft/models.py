@@ -1,0 +1,304 @@
+"""The model a run trains: its weights, tokenizer and adapters, whole and checked before the first step."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import families, tokenizers
+from .config import Config, ConfigError, Lora, Model
+
+# Every projection of attention and MLP, under the names of all families. The head is left out on purpose: a frozen
+# head is what makes the loss cost two matrix products instead of three, and cutloss.tunix refuses adapters on it.
+TARGETS = (
+    "q_einsum", "kv_einsum", "qkv_einsum", "attn_vec_einsum", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj",
+    "up_proj", "down_proj",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model comes from, known without loading it.
+
+    Attributes:
+        family: its name.
+        config: Tunix's ModelConfig.
+        folder: of the weights, or None for random ones.
+        tokenizer: what to read it from.
+    """
+
+    family: str
+    config: Any
+    folder: Path | None
+    tokenizer: str
+
+    @property
+    def vocab(self) -> int:
+        return getattr(self.config, families.FAMILIES[self.family].vocab)
+
+
+def find(model: Model) -> Source:
+    """Returns what the settings describe; raises ConfigError if there is no such model, file or tokenizer."""
+    if model.family is not None and model.family not in families.FAMILIES:
+        raise ConfigError(f"model.family: {model.family!r} is not one of {', '.join(families.FAMILIES)}")
+    folder, fields = _folder(model)
+    if model.name is not None:
+        family = families.by_constructor(model.name)
+        config = getattr(families.FAMILIES[family].module.ModelConfig, model.name)()
+    elif folder is not None:
+        path = folder / "config.json"
+        if fields is None and not path.is_file():
+            raise ConfigError(f"{path}: no such file; set model.name to one of Tunix's, such as gemma3_270m")
+        family, values = families.by_config_json(fields or json.loads(path.read_text()), path)
+        config = families.FAMILIES[family].module.ModelConfig(**values)
+    elif model.family is None:
+        raise ConfigError("model: set model.path (weights), model.name (their shapes), or model.family for a tiny model")
+    else:
+        family, config = model.family, families.tiny(model.family, model.tied, model.sizes)
+    if model.family not in (None, family):
+        raise ConfigError(f"model.family: {model.family!r}, but the model is a {family!r}")
+    tokenizer = model.tokenizer or (str(folder) if folder else "bytes")
+    return Source(family, _with_choices(config, model), folder, tokenizer)
+
+
+def _folder(model: Model) -> tuple[Path | None, dict[str, Any] | None]:
+    """The folder of the weights and, of a GGUF file, the config.json it amounts to."""
+    if model.path is None:
+        return None, None
+    path = Path(model.path).expanduser()
+    if not path.exists():
+        raise ConfigError(f"model.path: {path}: no such file or folder")
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ConfigError(f"model.path: {path} is a {path.suffix or 'nameless'} file; expected a folder or .gguf")
+        from . import gguf_file
+
+        path = gguf_file.prepare(path)
+    if not any(path.glob("*.safetensors")):
+        raise ConfigError(f"model.path: {path} has no *.safetensors")
+    return path, None
+
+
+def _with_choices(config: Any, model: Model) -> Any:
+    """The config with the settings' dtype and rematerialisation, in those fields the family has."""
+    import sys
+
+    import jax.numpy as jnp
+
+    remat = sys.modules[type(config).__module__].RematConfig[model.remat]
+    chosen = {"dtype": jnp.dtype(model.dtype), "param_dtype": jnp.dtype(model.dtype), "remat_config": remat}
+    have = {field.name for field in dataclasses.fields(config)}
+    return dataclasses.replace(config, **{key: value for key, value in chosen.items() if key in have})
+
+
+# ---- weights ---------------------------------------------------------------------------------------------------------
+
+
+def load(source: Source, settings: Config, mesh: Any = None) -> Any:
+    """Returns the model with its adapters, spread over `mesh` if that is not None.
+
+    Raises:
+        ConfigError: weights are missing or of other shapes, or the adapters hit nothing.
+    """
+    with mesh if mesh is not None else contextlib.nullcontext():
+        if source.folder is None:
+            model = _random(source, settings)
+        else:
+            model = add_lora(_loaded(source, settings.model, mesh), settings.lora, settings.train.seed)
+        if mesh is not None:
+            model = _spread(model, mesh)
+    check_adapters(model, settings.lora)
+    return model
+
+
+def abstract(source: Source, settings: Config, mesh: Any = None) -> Any:
+    """Returns the model with shapes in place of arrays: enough to compile a step."""
+    import jax
+    from flax import nnx
+
+    model = nnx.eval_shape(lambda: _build(source, settings))
+    check_adapters(model, settings.lora)
+    if mesh is None:
+        return model
+    graph, state = nnx.split(model)
+    shapes = jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), state, _places(state, mesh)
+    )
+    return nnx.merge(graph, shapes)
+
+
+def _build(source: Source, settings: Config) -> Any:
+    from flax import nnx
+
+    cls = getattr(families.FAMILIES[source.family].module, families.FAMILIES[source.family].cls)
+    model = _cast(cls(source.config, rngs=nnx.Rngs(params=settings.model.seed)), settings.model.dtype)
+    return add_lora(model, settings.lora, settings.train.seed)
+
+
+def _random(source: Source, settings: Config) -> Any:
+    """In one program: op by op, Tunix and qwix take seconds."""
+    from flax import nnx
+
+    return nnx.jit(lambda: _build(source, settings))()
+
+
+def _cast(model: Any, dtype: str) -> Any:
+    import jax
+    from flax import nnx
+
+    graph, state = nnx.split(model)
+    return nnx.merge(graph, jax.tree.map(lambda leaf: leaf.astype(dtype), state))
+
+
+def _loaded(source: Source, settings: Model, mesh: Any) -> Any:
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+
+    check_head(source)
+    create = families.FAMILIES[source.family].loader_module.create_model_from_safe_tensors
+    try:
+        model = create(str(source.folder), source.config, mesh, dtype=jnp.dtype(settings.dtype))
+    except ValueError as error:
+        raise ConfigError(f"model.path: {source.folder}: {error}") from error
+    flat = jax.tree_util.tree_flatten_with_path(nnx.to_pure_dict(nnx.state(model)))[0]
+    missing = [jax.tree_util.keystr(path) for path, leaf in flat if not isinstance(leaf, jax.Array)]
+    if missing:
+        raise ConfigError(f"model.path: {source.folder} lacks {len(missing)} weights, the first is {missing[0]}")
+    return model
+
+
+def check_head(source: Source) -> None:
+    """Raises ConfigError if the folder's head is not the one the configuration says: tied, or of its own."""
+    flag = families.FAMILIES[source.family].tied_flag
+    tied = flag is None or getattr(source.config, flag)
+    heads, tables = (_tensors(source.folder, name) for name in ("lm_head.weight", "embed_tokens.weight"))
+    if not tied and not heads:
+        raise ConfigError(
+            f"model.path: {source.folder} has no lm_head.weight, and its configuration says the head is not the "
+            "embedding; set tie_word_embeddings in its config.json if it is"
+        )
+    if tied and heads and tables and not _same(heads[0], tables[0]):
+        raise ConfigError(
+            f"model.path: {source.folder} has a lm_head.weight that is not the embedding, and its configuration says "
+            "they are one; set tie_word_embeddings to false in its config.json to train with it"
+        )
+
+
+def _tensors(folder: Path, suffix: str) -> list[tuple[Path, str]]:
+    from safetensors import safe_open
+
+    found = []
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="numpy") as file:
+            found += [(path, name) for name in file.keys() if name.endswith(suffix) and "per_layer" not in name]
+    return found
+
+
+def _same(*places: tuple[Path, str]) -> bool:
+    from safetensors import safe_open
+
+    slices = []
+    for path, name in places:
+        slices.append(safe_open(path, framework="flax").get_slice(name))
+    rows = slices[0].get_shape()[0]
+    if slices[0].get_shape() != slices[1].get_shape():
+        return False
+    step = max(1, rows // 64)  # a thousand rows of the table would do as well
+    return all((slices[0][i : i + 1] == slices[1][i : i + 1]).all() for i in range(0, rows, step))
+
+
+# ---- adapters --------------------------------------------------------------------------------------------------------
+
+
+def add_lora(model: Any, lora: Lora, seed: int) -> Any:
+    """Returns a copy of `model` with adapters, sharing its weights; the model itself for rank 0.
+
+    B starts at zero, so the first loss is the base model's own. The product is scaled by alpha / rank.
+    """
+    if lora.rank == 0:
+        return model
+    import qwix
+    from flax import nnx
+
+    names = "|".join(lora.targets or TARGETS)
+    bits = {} if lora.bits is None else {"weight_qtype": f"int{lora.bits}", "tile_size": None}
+    provider = qwix.LoraProvider(
+        module_path=rf"(.*/)?({names})", rank=lora.rank, alpha=float(lora.alpha or lora.rank), **bits
+    )
+    return qwix.apply_lora_to_model(model, provider, rngs=nnx.Rngs(seed), **model.get_model_input())
+
+
+def trained(model: Any) -> Any:
+    """Returns the filter of what is trained: the adapters, or everything."""
+    from flax import nnx
+    from tunix.sft import utils
+
+    return nnx.LoRAParam if utils.is_lora_enabled(model) else nnx.Param
+
+
+def check_adapters(model: Any, lora: Lora) -> None:
+    """Raises ConfigError unless every target of `lora` names modules that have adapters now."""
+    if lora.rank == 0:
+        return
+    from flax import nnx
+
+    have, could = set(), set()
+    for path, variable in nnx.iter_graph(model):
+        if isinstance(variable, nnx.Variable) and len(path) > 1:
+            name = str(path[-2])
+            if isinstance(variable, nnx.LoRAParam):
+                have.add(name)
+            elif getattr(variable.get_value(), "ndim", 2) >= 2:
+                could.add(name)
+    wrong = [name for name in lora.targets or () if name not in have]
+    if wrong or not have:
+        raise ConfigError(
+            f"lora.targets: {', '.join(wrong or lora.targets or TARGETS)}: no such module in this model; there is: "
+            f"{', '.join(sorted(could))}"
+        )
+
+
+def _spread(model: Any, mesh: Any) -> Any:
+    """Every array on the mesh, as its metadata says; those without any, on all devices."""
+    import jax
+    from flax import nnx
+
+    graph, state = nnx.split(model)
+    return nnx.merge(graph, jax.tree.map(jax.device_put, state, _places(state, mesh)))
+
+
+def _places(state: Any, mesh: Any) -> Any:
+    import jax
+    from flax import nnx
+
+    return jax.tree.map(
+        lambda leaf, spec: jax.sharding.NamedSharding(mesh, _fitting(spec, leaf.shape, mesh)),
+        state,
+        nnx.get_partition_spec(state),
+    )
+
+
+def _fitting(spec: Any, shape: tuple[int, ...], mesh: Any) -> Any:
+    """The spec without the axes that do not divide their dimension: JAX has no arrays of unequal parts."""
+    import math
+
+    from jax.sharding import PartitionSpec
+
+    kept = []
+    for extent, axes in zip(shape, (*(spec or ()), *[None] * len(shape)), strict=False):
+        names = () if axes is None else axes if isinstance(axes, tuple) else (axes,)
+        kept.append(axes if extent % math.prod(mesh.shape.get(name, 1) for name in names) == 0 else None)
+    return PartitionSpec(*kept)
+
+
+# ---- the tokenizer ---------------------------------------------------------------------------------------------------
+
+
+def load_tokenizer(source: Source) -> Any:
+    """Returns the tokenizer, with encode, decode, bos_id, eos_id, pad_id and vocab_size; raises ConfigError."""
+    return tokenizers.load(source.tokenizer)

@@ -1,0 +1,316 @@
+"""One fine-tuning run, from its settings to the trained adapters: what `cutloss-sft train` and each arm of the demo do."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import resource
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from . import data, folder, generation, models, trainer
+from .config import Config, ConfigError
+
+Emit = Callable[..., None]
+
+
+def run(config: Config, out: Path, emit: Emit) -> dict[str, Any]:
+    """Runs, or goes on with, the run in the folder `out`; returns its summary.
+
+    `emit(event, **fields)` is called as it goes along: phase, resumed, data, model, compiled, step, evaluated, trained,
+    generated, quality, finished. All of them but phase are also in metrics.jsonl.
+
+    Raises:
+        ConfigError or data.DataError: a setting, a file or the data cannot be used; no step was taken.
+        trainer.Stopped: a loss is not finite.
+    """
+    source = models.find(config.model)
+    if config.generation.quality:
+        generation.check_sacrebleu()
+    place = folder.RunFolder(out, config)
+    try:
+        done = place.summary()
+        if done is not None and done["steps"] >= config.train.steps:
+            emit("finished", **done)
+            return done
+        return _Run(config, source, place, emit).all()
+    finally:
+        place.close()
+
+
+class _Run:
+    def __init__(self, config: Config, source: models.Source, place: folder.RunFolder, emit: Emit) -> None:
+        self.config, self.source, self.place = config, source, place
+        self.show, self.emit = emit, place.recorder(emit)
+
+    def all(self) -> dict[str, Any]:
+        self.show("phase", name="loading")
+        self.tokenizer = models.load_tokenizer(self.source)
+        self.read_data()
+        mesh = make_mesh(self.config)
+        with mesh if mesh is not None else contextlib.nullcontext():
+            self.model = models.load(self.source, self.config, mesh)
+            self.check_vocabulary()
+            before = self.answers("before")
+            summary = self.train()
+            after = self.answers("after", fresh=True)
+        summary.update(self.judge(before, after))
+        folder.write(self.place.path / "summary.json", json.dumps(summary, indent=1) + "\n")
+        self.emit("finished", **summary)
+        return summary
+
+    def read_data(self) -> None:
+        settings, train = self.config.data, self.config.train
+        path = Path(settings.path).expanduser() if settings.path else None
+        pairs, self.whence = data.load(path, settings.source, settings.target)
+        training, self.held_out = data.split(pairs, settings.held_out_one_in)
+        sizes = {"batch": train.batch, "context": train.context, "template": settings.prompt}
+        self.batches, self.dropped = data.batches(
+            training,
+            self.tokenizer,
+            steps=train.steps,
+            seed=train.seed,
+            accumulation=train.accumulation,
+            **sizes,
+        )
+        self.training = len(training)
+        self.held_out_batches = None
+        if self.config.evaluation.every:
+            count = self.config.evaluation.batches
+            self.held_out_batches = data.held_out_batches(self.held_out, self.tokenizer, count=count, **sizes)
+            if not self.held_out_batches:
+                raise data.DataError(
+                    f"evaluation: {len(self.held_out)} held-out pairs do not fill a batch of {train.batch} rows; hold out "
+                    "more with a smaller data.held_out_one_in, or set evaluation.every=0"
+                )
+
+    def check_vocabulary(self) -> None:
+        """The head may have rows no text uses; a token without a row would be read from another's."""
+        rows = self.source.vocab
+        examples = [*self.batches.examples, *(self.held_out_batches.examples if self.held_out_batches else ())]
+        unknown = data.unknown_ids(examples, rows)
+        if unknown:
+            shown = ", ".join(map(str, unknown[:8])) + (", ..." if len(unknown) > 8 else "")
+            raise ConfigError(
+                f"model.tokenizer: it has {self.tokenizer.vocab_size()} ids and the model's head {rows} rows; the data "
+                f"uses {len(unknown)} ids without one: {shown}. Use the tokenizer the model was trained with"
+            )
+
+    # ---- training ----------------------------------------------------------------------------------------------------
+
+    def train(self) -> dict[str, Any]:
+        config = self.config
+        made = trainer.build(self.model, config, self.place.checkpoints, _logger(self.place.path / "tensorboard"))
+        first = made.train_steps
+        self.place.rewind(first)
+        if first:
+            self.emit("resumed", step=first)
+        self.describe()
+        with _shown_warnings(self.emit):
+            trainer.with_loss(made, config)
+        trainer.measure(made, self.compiled, self.step)
+        made.with_training_hooks(_hooks(self))
+        self.planned, self.losses = None, []
+        self.show("phase", name="compiling")
+        trainer.train(made, self.batches, self.held_out_batches)
+        self.emit("trained", step=made.train_steps, peak_rss_bytes=peak_rss_bytes())
+        state, digest = adapter(self.model)
+        save_adapter(self.place.path / "adapter.safetensors", state, config, self.source)
+        return {
+            "steps": made.train_steps,
+            "loss": self.losses[-1] if self.losses else None,
+            "sha256": digest,
+            "planned_bytes": self.planned,
+            "peak_rss_bytes": peak_rss_bytes(),
+        }
+
+    def describe(self) -> None:
+        import jax
+        from flax import nnx
+
+        def count(*kind):
+            return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.model, *kind)))
+
+        self.emit(
+            "data",
+            source=self.whence,
+            training=self.training,
+            held_out=len(self.held_out),
+            dropped=self.dropped,
+            digest=data.digest(self.batches),
+            targets=[self.batches.targets(i) for i in range(min(64, len(self.batches)))],
+        )
+        self.emit(
+            "model",
+            family=self.source.family,
+            vocab=self.source.vocab,
+            parameters=count(),
+            trained=count(models.trained(self.model)),
+            devices=self.config.mesh.fsdp * self.config.mesh.tp,
+        )
+
+    def compiled(self, program: Any, seconds: float) -> None:
+        from . import hlo
+
+        self.planned = trainer.planned_bytes(program)
+        devices = self.config.mesh.fsdp * self.config.mesh.tp
+        logits = {}
+        if self.source.vocab >= 4096 and devices == 1:  # in smaller models other arrays have such extents too
+            logits = hlo.logit_arrays(program.as_text(), vocab=self.source.vocab)
+        self.emit("compiled", seconds=seconds, planned_bytes=self.planned, logit_arrays=logits)
+        if self.config.loss.arm == "cutloss" and logits and self.config.lora.rank:
+            raise RuntimeError(f"the compiled step holds logits of many tokens: {', '.join(logits)}")
+        self.show("phase", name="training")
+
+    def step(self, step: int, losses: list[float], norms: list[float], seconds: float) -> None:
+        loss = sum(losses) / len(losses)
+        self.losses.append(loss)
+        self.emit(
+            "step",
+            step=step,
+            loss=loss,
+            grad_norm=sum(norms) / len(norms),
+            learning_rate=trainer.learning_rate(self.config.train, step),
+            seconds=seconds,
+        )
+
+    def evaluated(self, step: int, loss: float) -> None:
+        self.emit("evaluated", step=step, loss=loss, perplexity=math.exp(min(loss, 700.0)))
+
+    # ---- answers -----------------------------------------------------------------------------------------------------
+
+    def answers(self, when: str, fresh: bool = False) -> list[dict[str, str]]:
+        """The model's answers to held-out prompts; those from before training are kept over a resumption."""
+        path = self.place.path / f"{when}.jsonl"
+        if not self.config.generation.prompts:
+            return []
+        pairs = generation.prompts(self.held_out, self.config, self.tokenizer)
+        if not pairs:
+            raise data.DataError("generation.prompts: no held-out prompt fits the context; raise train.context")
+        kept = folder.read_lines(path) if path.is_file() and not fresh else []
+        if [record["source"] for record in kept] == [pair.source for pair in pairs]:
+            return kept
+        self.show("phase", name=f"answering {len(pairs)} prompts")
+        made = generation.records(pairs, generation.answers(self.model, self.tokenizer, pairs, self.config))
+        folder.write_lines(path, made)
+        return made
+
+    def judge(self, before: list[dict[str, str]], after: list[dict[str, str]]) -> dict[str, Any]:
+        if not after:
+            return {}
+        first = {**after[0], "before": before[0]["answer"], "after": after[0]["answer"]}
+        del first["answer"]
+        self.emit("generated", **first)
+        if not self.config.generation.quality:
+            return {}
+        found = {"before": generation.quality(before), "after": generation.quality(after)}
+        self.emit("quality", **found)
+        return {"quality": found}
+
+
+# ---- pieces ----------------------------------------------------------------------------------------------------------
+
+
+def make_mesh(config: Config) -> Any:
+    """Returns the mesh, or None for one device; raises ConfigError if there are too few devices."""
+    import jax
+
+    sizes = (config.mesh.fsdp, config.mesh.tp)
+    count = math.prod(sizes)
+    if count == 1:
+        return None
+    devices = jax.devices()
+    if count > len(devices):
+        hint = "; on CPU set JAX_NUM_CPU_DEVICES" if devices[0].platform == "cpu" else ""
+        raise ConfigError(f"mesh: fsdp {sizes[0]} x tp {sizes[1]} needs {count} devices, there are {len(devices)}{hint}")
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    return jax.make_mesh(sizes, ("fsdp", "tp"), axis_types=auto, devices=devices[:count])
+
+
+def adapter(model: Any) -> tuple[dict[str, Any], str]:
+    """Returns what was trained as {path: array}, and a hash of its bytes."""
+    import jax
+    import numpy as np
+    from flax import nnx
+
+    flat = jax.tree_util.tree_flatten_with_path(nnx.to_pure_dict(nnx.state(model, models.trained(model))))[0]
+    state = {"/".join(str(getattr(key, "key", key)) for key in path): np.asarray(leaf) for path, leaf in flat}
+    total = hashlib.sha256()
+    for name in sorted(state):
+        total.update(name.encode() + b"\0" + np.ascontiguousarray(state[name]).tobytes())
+    return state, total.hexdigest()
+
+
+def save_adapter(path: Path, state: dict[str, Any], config: Config, source: models.Source) -> None:
+    """Writes the adapters with what is needed to use them: without alpha and rank their scale is anyone's guess."""
+    import numpy as np
+    from safetensors.numpy import save
+
+    lora = config.lora
+    told = {
+        "format": "cutloss-sft 1",
+        "family": source.family,
+        "rank": str(lora.rank),
+        "alpha": str(float(lora.alpha or lora.rank)),
+        "targets": json.dumps(lora.targets or list(models.TARGETS)),
+    }
+    folder.write(path, save({name: np.ascontiguousarray(array) for name, array in state.items()}, told))
+
+
+def peak_rss_bytes() -> int:
+    """Returns the largest resident size this process has had.
+
+    Not `ru_maxrss` where the kernel tells better: that one also counts the parent's pages at the time of the fork.
+    """
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    scale = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+
+
+@contextlib.contextmanager
+def _shown_warnings(emit: Emit):
+    """Warnings of cutloss are events too: a progress bar would paint over them."""
+    from cutloss.tunix import CutLossWarning
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", CutLossWarning)
+        yield
+    for warning in caught:
+        if issubclass(warning.category, CutLossWarning):
+            emit("warning", message=str(warning.message))
+
+
+def _logger(path: Path) -> Any:
+    from tunix.sft import metrics_logger
+
+    options = metrics_logger.MetricsLoggerOptions(
+        log_dir=str(path),
+        backend_kwargs={"custom_backend": [lambda: metrics_logger.TensorboardBackend(log_dir=str(path))]},
+    )
+    return metrics_logger.MetricsLogger(options)
+
+
+def _hooks(run: _Run) -> Any:
+    from tunix.sft import hooks
+
+    class Hooks(hooks.TrainingHooks):
+        def on_train_start(self, train_ctx): ...
+        def on_train_end(self, train_ctx): ...
+        def on_train_step_start(self, train_ctx): ...
+        def on_train_step_end(self, train_ctx, train_step, train_loss): ...
+        def on_eval_step_start(self, train_ctx): ...
+
+        def on_eval_step_end(self, train_ctx, eval_loss):
+            run.evaluated(train_ctx.train_steps, float(eval_loss) / len(run.held_out_batches))
+
+    return Hooks()

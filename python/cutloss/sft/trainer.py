@@ -1,0 +1,200 @@
+"""Tunix's PeftTrainer as a run uses it: its loop, checkpoints and logger, with a step that is compiled once, measured and
+stopped at the first loss that is not finite."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .config import Config, ConfigError, Train
+
+
+def planned_bytes(compiled: Any) -> int:
+    """Returns what XLA plans for a compiled program: temporaries, arguments and outputs, less outputs in their place."""
+    plan = compiled.memory_analysis()
+    return (
+        plan.temp_size_in_bytes
+        + plan.argument_size_in_bytes
+        + plan.output_size_in_bytes
+        - plan.alias_size_in_bytes
+    )
+
+
+def compile_step(trainer: Any, example: Any) -> Any:
+    """Returns the compiled train step of a PeftTrainer for batches like `example`: the very step `train` would compile."""
+    from flax import nnx
+
+    step = nnx.jit(trainer.create_train_step_fn(), donate_argnames=("optimizer",))
+    return step.lower(trainer.model, trainer.optimizer, example).compile()
+
+
+class Stopped(FloatingPointError):
+    """A loss is not finite. Nothing was saved after the last finite one."""
+
+
+def measure(trainer: Any, on_compiled: Callable[..., None], on_step: Callable[..., None]) -> Any:
+    """Makes a PeftTrainer compile its step at the first batch and report each, and returns it.
+
+    Tunix would compile inside its loop, unseen, and log a step while the next one runs. `on_compiled(compiled, seconds)`
+    is called once, `on_step(step, losses, grad_norms, seconds)` for each update, with a value for each micro-batch.
+    """
+    import jax
+    from flax import nnx
+    from jax.interpreters import pxla
+
+    compiled = None
+    losses: list[float] = []
+    norms: list[float] = []
+    started = 0.0
+    accumulation = trainer.config.get_with_default("gradient_accumulation_steps", 1)
+
+    def step(example):
+        nonlocal compiled, started
+        if compiled is None:
+            start = time.perf_counter()
+            compiled = compile_step(trainer, example)
+            on_compiled(compiled, time.perf_counter() - start)
+        if not losses:
+            started = time.perf_counter()
+        result = jax.block_until_ready(compiled(trainer.model, trainer.optimizer, example))
+        losses.append(float(result[0]))
+        norms.append(float(result[2]))
+        if len(losses) == accumulation or not math.isfinite(losses[-1]):
+            number = trainer.train_steps + 1
+            on_step(number, list(losses), list(norms), time.perf_counter() - started)
+            if not math.isfinite(losses[-1]):
+                raise Stopped(
+                    f"the loss of step {number} is {losses[-1]}; the run stops at the last checkpoint before it. Try a "
+                    "smaller learning rate, or look for what is not finite in the weights"
+                )
+            losses.clear()
+            norms.clear()
+        return result
+
+    def steps(skip_jit=False, cache_nnx_graph=False):
+        trainer._shard_optimizer(pxla.thread_resources.env.physical_mesh)
+        return step, functools.partial(nnx.jit(trainer.create_eval_step_fn()), trainer.model)
+
+    trainer.jit_train_and_eval_step = steps
+    return trainer
+
+
+def train(trainer: Any, batches: Any, held_out: Any = None) -> None:
+    """Runs Tunix's own loop of a measured trainer; raises Stopped."""
+    # skip_jit keeps Tunix from asking the step for the size of a jit cache it does not have.
+    trainer.train(batches, held_out or None, skip_jit=True)
+
+
+# ---- the trainer of a run --------------------------------------------------------------------------------------------
+
+
+def build(model: Any, config: Config, checkpoints: Path | None, logger: Any = None) -> Any:
+    """Returns a PeftTrainer for the run, with the weights and optimizer of its last checkpoint if there is one."""
+    from orbax import checkpoint as orbax
+    from tunix.sft import peft_trainer
+
+    every = config.train.checkpoint_every or config.train.steps
+    options = orbax.CheckpointManagerOptions(
+        save_interval_steps=every,
+        max_to_keep=config.train.keep,
+        # The next step reuses the optimizer's buffers: nothing may still be reading them.
+        enable_async_checkpointing=False,
+    )
+    accumulation = config.train.accumulation
+    settings = peft_trainer.TrainingConfig(
+        max_steps=config.train.steps,
+        eval_every_n_steps=config.evaluation.every or config.train.steps + 1,
+        gradient_accumulation_steps=accumulation if accumulation > 1 else None,
+        checkpoint_root_directory=None if checkpoints is None else str(checkpoints.absolute()),
+        checkpointing_options=options,
+    )
+    trainer = peft_trainer.PeftTrainer(model, optimizer(config.train), settings, logger)
+    trainer._pbar = _NoBar()  # Tunix would draw one of its own
+    return trainer
+
+
+def forget_values(trainer: Any, mesh: Any = None) -> None:
+    """Puts shapes in place of the optimizer's arrays, spread over the mesh as training spreads them: to compile only."""
+    import jax
+    from flax import nnx
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    state = nnx.state(trainer.optimizer, nnx.optimizer.OptState)
+
+    def shape(leaf, spec=None):
+        place = {} if mesh is None else {"sharding": NamedSharding(mesh, spec or PartitionSpec())}
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, **place)
+
+    specs = () if mesh is None else (nnx.get_partition_spec(state),)
+    nnx.update(trainer.optimizer, jax.tree.map(shape, state, *specs))
+
+
+class _NoBar:
+    def update_metrics(self, *_, **__) -> None: ...
+    def update(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def optimizer(train: Train) -> Any:
+    """Returns AdamW with the run's schedule."""
+    import optax
+
+    chain = optax.adamw(schedule(train))
+    return chain if train.clip is None else optax.chain(optax.clip_by_global_norm(train.clip), chain)
+
+
+def schedule(train: Train) -> Any:
+    """Returns the learning rate of a step, counted from 0."""
+    import optax
+
+    if train.schedule == "constant" and not train.warmup:
+        return train.lr
+    warmup = optax.linear_schedule(train.lr / (train.warmup + 1), train.lr, train.warmup)
+    rest = train.steps - train.warmup
+    after = optax.cosine_decay_schedule(train.lr, rest) if train.schedule == "cosine" else optax.constant_schedule(train.lr)
+    return optax.join_schedules([warmup, after], [train.warmup])
+
+
+def learning_rate(train: Train, step: int) -> float:
+    """Returns the learning rate of step `step`, counted from 1."""
+    rate = schedule(train)
+    return float(rate(step - 1)) if callable(rate) else rate
+
+
+def with_loss(trainer: Any, config: Config, check: bool = True) -> Any:
+    """Gives the trainer the run's loss and returns it; cutloss's is checked at once against the model's own.
+
+    Raises:
+        ConfigError: cutloss cannot compute this model's loss, such as one with adapters on its head.
+        cutloss.tunix.SelfCheckError: it computes another.
+    """
+    if config.loss.arm == "cutloss":
+        import cutloss.tunix
+
+        loss = config.loss
+        names = ("budget", "token_chunk", "vocab_chunk", "mode", "filter", "tolerance", "epsilon")
+        options = {**{name: getattr(loss, name) for name in names}, "strict": True}
+        try:
+            trainer.with_loss_fn(cutloss.tunix.loss_fn(trainer.model if check else None, **options))
+        except cutloss.tunix.UnsupportedModelError as error:
+            raise ConfigError(f"loss.arm: {error} Or train with Tunix's own loss: loss.arm=dense") from error
+    return trainer.with_loss_fn(over_targets(trainer.loss_fn))
+
+
+def over_targets(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the loss for batches that know their share of their group's targets.
+
+    Tunix 0.1.7 averages micro-batches' means, so that a batch of few targets weighs as much as one of many; with the
+    share the mean over the group is that over its targets, whatever the cut. Tunix after it does so itself.
+    """
+
+    @functools.wraps(loss_fn)
+    def shared(model, *args, share=None, **batch):
+        loss = loss_fn(model, *args, **batch)
+        return loss if share is None or hasattr(loss, "primary_loss") else loss * share
+
+    return shared
