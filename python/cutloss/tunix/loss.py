@@ -130,7 +130,8 @@ def weighted_nll(hidden, head: adapters.Head, input_tokens, input_mask, settings
         epsilon=settings.epsilon,
         seed=_seed(input_tokens) if settings.filter == "unbiased" else 0,
         _tiles=(settings.token_chunk, settings.vocab_chunk),
-        **meshes.layout(hidden.shape[0], head.spec),
+        # A filter follows one order of all tokens and ids: XLA's partitioner gathers what it needs.
+        **({} if settings.filter else meshes.layout(hidden.shape[0], head.spec)),
     )
     total = nll if plain else jnp.sum(weights.astype(nll.dtype) * nll[:, :-1])
     return total, jnp.sum(weights)
