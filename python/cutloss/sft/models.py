@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,12 +164,15 @@ def _loaded(source: Source, settings: Model, mesh: Any) -> Any:
     create = families.FAMILIES[source.family].loader_module.create_model_from_safe_tensors
     try:
         model = create(str(source.folder), source.config, mesh, dtype=jnp.dtype(settings.dtype))
-    except ValueError as error:
-        raise ConfigError(f"model.path: {source.folder}: {error}") from error
+    except (AssertionError, RuntimeError, ValueError) as error:  # as it finds another shape, or none
+        # Tunix's loader puts None where a file has no weight, and fails over the difference.
+        lacking = re.search(r"tree(\[.*\])\nAt that key path.*NoneType", str(error), re.DOTALL)
+        what = f"it lacks weights, the first is {lacking[1]}" if lacking else str(error)
+        raise ConfigError(f"model.path: {source.folder}: {what}") from error
     flat = jax.tree_util.tree_flatten_with_path(nnx.to_pure_dict(nnx.state(model)))[0]
     missing = [jax.tree_util.keystr(path) for path, leaf in flat if not isinstance(leaf, jax.Array)]
     if missing:
-        raise ConfigError(f"model.path: {source.folder} lacks {len(missing)} weights, the first is {missing[0]}")
+        raise ConfigError(f"model.path: {source.folder}: it lacks weights, the first is {missing[0]}")
     return model
 
 

@@ -52,10 +52,10 @@ class _Run:
         self.show("phase", name="loading")
         self.tokenizer = models.load_tokenizer(self.source)
         self.read_data()
+        self.check_vocabulary()
         mesh = make_mesh(self.config)
         with mesh if mesh is not None else contextlib.nullcontext():
             self.model = models.load(self.source, self.config, mesh)
-            self.check_vocabulary()
             before = self.answers("before")
             summary = self.train()
             after = self.answers("after", fresh=True)
@@ -282,12 +282,18 @@ def _shown_warnings(emit: Emit):
     """Warnings of cutloss are events too: a progress bar would paint over them."""
     from cutloss.tunix import CutLossWarning
 
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings():
         warnings.simplefilter("always", CutLossWarning)
+        shown = warnings.showwarning
+
+        def show(message, category, *place):
+            if issubclass(category, CutLossWarning):
+                emit("warning", message=str(message))
+            else:
+                shown(message, category, *place)
+
+        warnings.showwarning = show
         yield
-    for warning in caught:
-        if issubclass(warning.category, CutLossWarning):
-            emit("warning", message=str(warning.message))
 
 
 def _logger(path: Path) -> Any:

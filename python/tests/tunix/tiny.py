@@ -88,6 +88,24 @@ def lora_model(family="gemma3", dtype="float32", vocab=VOCAB, remat="NONE", path
     return _fill(*_skeleton(family, lora, vocab, remat), dtype)
 
 
+def quantised_model(family="gemma3", path=LORA):
+    """Returns a tiny model with adapters whose weights under `path` are int8: quantised from values, so in one program."""
+    import qwix
+    from flax import nnx
+
+    base = model(family)
+    rules = [qwix.LoraRule(module_path=LORA, rank=4, alpha=4.0, weight_qtype="int8" if path == LORA else None)]
+    if path != LORA:
+        rules.append(qwix.LoraRule(module_path=path, rank=4, alpha=4.0, weight_qtype="int8"))
+    adapted = qwix.apply_lora_to_model(base, qwix.LoraProvider(rules), rngs=nnx.Rngs(1), **base.get_model_input())
+    rng = np.random.default_rng(2)
+    for _, variable in nnx.iter_graph(adapted):
+        if isinstance(variable, nnx.LoRAParam):
+            value = variable.get_value()
+            variable.set_value(value + 0.2 * rng.standard_normal(value.shape).astype(np.float32))
+    return adapted
+
+
 @functools.cache
 def _skeleton(family, lora, vocab, remat):
     """The graph and the shapes. Nothing is computed: op by op, Tunix and qwix take seconds a model."""
