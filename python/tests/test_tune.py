@@ -1,4 +1,4 @@
-"""`cutloss tune`, end to end: what it keeps is used, by the tool, by NumPy and by JAX; a bad file is ignored and named."""
+"""`cutloss tune`, end to end: what it keeps is used by the tool, NumPy and JAX; a bad file is ignored and named."""
 
 import os
 import subprocess
@@ -88,8 +88,8 @@ print(plan.tuned, np.abs(d_e - cutloss.linear_cross_entropy(e, c, y, wrt="e").d_
 def test_compiled_programs_keep_the_table_they_were_traced_with(tuning):
     pytest.importorskip("jax")
     run_json("tune", *SHAPE, *QUICKLY, "--frozen", env=tuning)
-    result = subprocess.run([sys.executable, "-c", PROGRAM], env={**os.environ, **tuning}, capture_output=True, text=True,
-                            timeout=120, check=True)
+    result = subprocess.run([sys.executable, "-c", PROGRAM], env={**os.environ, **tuning}, capture_output=True,
+                            text=True, timeout=120, check=True)
     assert result.stdout.split() == ["True", "True"]
 
 
@@ -109,7 +109,9 @@ before = status("VmRSS")
 plan = cutloss.linear_cross_entropy(e, c, y, wrt=wrt, budget=budget).plan
 print((status("VmHWM") - before) * 1024, plan.as_dict()["gradient_bytes"] + plan.workspace_bytes)
 """
-    for case in ((1024, 40000, 64, "160MiB", ("e", "c")), (1024, 40000, 64, "40MiB", ("e", "c")), (16384, 500, 512, None, "e")):
+    cases = ((1024, 40000, 64, "160MiB", ("e", "c")), (1024, 40000, 64, "40MiB", ("e", "c")),
+             (16384, 500, 512, None, "e"))
+    for case in cases:
         result = subprocess.run([sys.executable, "-c", code, repr(case)], capture_output=True, text=True, timeout=120,
                                 check=False)
         if "clear_refs" in result.stderr:
