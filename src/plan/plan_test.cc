@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <optional>
 
 #include "src/cpu/kernels.h"
 #include "src/cpu/test_problem.h"
@@ -90,6 +91,37 @@ TEST(Plan, StaysInTheBudgetAndGrowsWithIt) {
       EXPECT_LE(plan->workspace_bytes, std::uint64_t{1200} << 20) << "a huge budget is not a reason to use it all";
     }
     EXPECT_TRUE(chunked);
+  }
+}
+
+// In steps of a tenth from 1 MiB to 16 GiB: what fits once fits ever after, and never costs more.
+TEST(Plan, NothingGetsWorseAsTheBudgetGrows) {
+  std::vector<Problem> problems = {problem(8192, 262144, 640, true, false), problem(8192, 262144, 640, true, true),
+                                   problem(300, 32000, 2304, true, true, DType::bf16),
+                                   problem(4096, 151936, 1024, true, true)};
+  problems.back().filter = Filter::unbiased;
+  problems.back().epsilon = 1e-4;
+  for (const Problem& p : problems) {
+    std::optional<Plan> last;
+    for (double budget = 1 << 20; budget <= 16.0 * (1 << 30); budget *= 1.1) {
+      const Result<Plan> plan = plan_with(p, static_cast<std::uint64_t>(budget));
+      if (!plan.ok()) {
+        EXPECT_EQ(plan.status().code(), StatusCode::budget_too_small);
+        EXPECT_FALSE(last) << "refused at " << budget << ", not below";
+        continue;
+      }
+      EXPECT_LE(plan->workspace_bytes, budget);
+      if (last) {
+        EXPECT_LE(plan->units, last->units) << budget;
+        EXPECT_GE(plan->chunk_tokens, last->chunk_tokens) << budget;
+        // Mode sparse may give up a thread for more room for entries: its bits follow from that room.
+        if (plan->mode != Mode::sparse) {
+          EXPECT_GE(plan->threads, last->threads) << budget;
+        }
+      }
+      last = plan.value();
+    }
+    EXPECT_TRUE(last);
   }
 }
 
