@@ -77,6 +77,19 @@ def test_label_out_of_range_gives_a_finite_loss(impl, bad):
         linear_cross_entropy(X, W, labels, _impl=impl)
 
 
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_bad_label_has_the_weight_of_class_0(impl):
+    good = np.where(Y == 0, 1, Y).astype(np.int32)
+    bad = good.copy()
+    bad[3] = 11
+    weights = np.ones(11, F32)
+    weights[0] = 0
+    gradient = jax.jit(jax.grad(functools.partial(linear_cross_entropy, class_weights=weights, _impl=impl)))
+    got, want = gradient(X, W, bad), gradient(X, W, good)  # in a mean over the same sum of weights
+    assert np.isnan(got[3]).all()
+    np.testing.assert_array_equal(np.delete(got, 3, 0), np.delete(want, 3, 0))
+
+
 def test_wide_label_is_cut_to_a_valid_one():
     labels = Y.astype(np.int64)
     labels[3] = 2**32 + 5
