@@ -17,7 +17,7 @@ demo: setup ## fine-tune a small model with the loss on and off, and compare
 test: setup ## build and run all short tests, C++ and Python (under 15 minutes on 2 cores)
 	@scripts/test.sh short
 
-test-long: setup ## the same and the long ones: more random problems, sanitizers, installed package, TPU compiles
+test-long: setup ## the same and the long ones: random problems, sanitizers, fuzzing, installed package, TPU compiles
 	@scripts/test.sh long
 
 bench: setup ## time the kernels and, beside its peers, the whole loss; ARGS=--quick, ARGS=--help
