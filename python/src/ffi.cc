@@ -12,6 +12,7 @@ void* cutloss::python::xla_handler() { return nullptr; }
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -207,7 +208,7 @@ struct Arguments {
   enum In { e, c, labels, cotangent, bias, token_weights, class_weights, lse_cotangent, soft_ids, soft_probabilities,
             vocab_order, denominator, seed, inputs };
   enum Out { loss, nll, lse, d_e, d_c, d_bias, entropy, argmax, correct, rank, top_k_ids, top_k_logprobs, mean_logits,
-             workspace, outputs };
+             filter_report, workspace, outputs };
 
   Arguments(ffi::RemainingArgs args, ffi::RemainingRets rets) : args_(args), rets_(rets) {}
   bool complete() const { return args_.size() == inputs && rets_.size() == outputs; }
@@ -247,6 +248,16 @@ class Narrowed {
   std::int32_t* to_ = nullptr;
   std::size_t count_ = 0;
 };
+
+// In the order in which _options.py names the numbers.
+void write_report(const FilterReport& r, ffi::AnyBuffer to) {
+  const double values[] = {static_cast<double>(r.rows), static_cast<double>(r.rows_redone), r.kept_entries, r.epsilon,
+                           r.dropped_mass_mean, r.dropped_mass_max, r.error_bound};
+  if (to.element_count() == std::size(values)) {
+    std::transform(std::begin(values), std::end(values), address<float>(to),
+                   [](double value) { return static_cast<float>(value); });
+  }
+}
 
 Status read_shapes(const Arguments& arguments, bool has_bias, Attributes& attributes, Problem& p) {
   const ffi::AnyBuffer e = arguments.in(Arguments::e);
@@ -330,10 +341,13 @@ Status evaluate(ffi::ThreadPool pool, const Arguments& arguments, const ffi::Dic
   outputs.top_k_ids = top_k_ids.take(metrics.top_k > 0, arguments.out(A::top_k_ids));
   outputs.top_k_logprobs = arguments.output<float>(metrics.top_k > 0, A::top_k_logprobs);
   outputs.mean_logits = arguments.output<float>(metrics.mean_logits, A::mean_logits);
+  FilterReport report;
+  outputs.filter_report = &report;
   PoolExecutor executor(pool, plan->threads);
   Status status = run(plan.value(), inputs, outputs,
                       {static_cast<std::byte*>(workspace.untyped_data()), workspace.size_bytes()}, &executor);
   for (const Narrowed* ids : {&argmax, &rank, &top_k_ids}) ids->write();
+  write_report(report, arguments.out(A::filter_report));
   return status;
 }
 

@@ -85,8 +85,9 @@ def linear_cross_entropy(
       soft_targets: (ids, probabilities), both [..., K], in place of labels: the loss is sum_k q_k * (lse - z_k).
         Probabilities may add up to less than 1; ignore_index pads the ids.
       metrics: any of "lse", "nll", "entropy", "argmax", "correct", "rank", "top_k=5", "mean_logits", "valid_count", as in
-        ``cutloss.linear_cross_entropy``; makes the result (loss, dict). lse is differentiable; the others are not, their
-        gradient is 0. Differentiating lse costs one more evaluation, so ask for it inside a scan only if it is needed.
+        ``cutloss.linear_cross_entropy``; makes the result (loss, dict). With a filter also "filter_report", a dict of
+        scalars, of 0 rows where no gradient is formed. lse is differentiable; the others are not, their gradient is 0.
+        Differentiating lse costs one more evaluation, so ask for it inside a scan only if it is needed.
       filter, tolerance, epsilon, seed: filters of the CPU kernels, as in ``cutloss.linear_cross_entropy``; an error on
         other platforms. epsilon is a probability. seed may be traced.
       mode, budget, threads: limits for the CPU kernels, as in ``cutloss.linear_cross_entropy``; the workspace is part
@@ -144,6 +145,8 @@ def linear_cross_entropy(
     )
     if filter_eps is not None and filter is not None:
         raise ValueError(f"filter_eps ({filter_eps}) and filter ({filter!r}) are two filters; give one")
+    if filter is None and "filter_report" in wanted:
+        raise ValueError("metrics: 'filter_report' is what a filter did: filter='certified', 'unbiased' or 'tile'")
     if filter is None and (tolerance is not None or epsilon is not None):
         raise ValueError("tolerance and epsilon belong to a filter: filter='certified', 'unbiased' or 'tile'")
     if (labels is None) == (soft_targets is None):
@@ -183,9 +186,12 @@ def linear_cross_entropy(
     loss = loss.reshape(lead) if reduction == "none" else loss
     if not wanted:
         return loss
+    report = found.pop("filter_report", None)
     found = {name: a if name == "mean_logits" else a.reshape(lead + a.shape[len(rows) :]) for name, a in found.items()}
     if "lse" in wanted:
         found["lse"] = lse.reshape(lead)
+    if report is not None:
+        found["filter_report"] = dict(zip(_options.FILTER_REPORT, report))
     if count is not None:
         found["valid_count"] = count
     return loss, found

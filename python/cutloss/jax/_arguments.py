@@ -109,7 +109,7 @@ def seed(value: Any) -> jax.Array:
 
 def metrics(value: Any) -> tuple[frozenset[str], int]:
     names = _check.names("metrics", value)
-    own = frozenset(name for name in names if name in ("lse", "nll", "valid_count"))
+    own = frozenset(name for name in names if name in ("lse", "nll", "valid_count", "filter_report"))
     wanted = _check.metrics(tuple(name for name in names if name not in own))
     return own | frozenset(wanted), wanted.get("top_k", 0)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import _check, _core
 from ._manual import vary_like
-from ._options import Extra, Options, Values, Wants
+from ._options import FILTER_REPORT, Extra, Options, Values, Wants
 
 _TARGET = "cutloss_linear_cross_entropy"
 
@@ -90,13 +90,14 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
         result(options.top_k > 0, (tokens, options.top_k), jnp.int32),
         result(options.top_k > 0, (tokens, options.top_k), jnp.float32),
         result(fields["mean_logits"], (vocab,), jnp.float32),
+        result("filter_report" in options.metrics, (len(FILTER_REPORT),), jnp.float32),
         # A result, not a malloc in the handler: XLA places it, reuses it and reports it.
         jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8),
     )
     call = jax.ffi.ffi_call(_TARGET, results, vmap_method="sequential")
     attributes = {key: _attribute(value) for key, value in fields.items()
                   if value is not None and not key.endswith("dtype") and key not in ("tokens", "hidden", "vocab")}
-    loss, nll, lse, d_x, d_w, d_bias, entropy, argmax, correct, rank, top_ids, top_logprobs, mean_logits, _ = (
+    loss, nll, lse, d_x, d_w, d_bias, entropy, argmax, correct, rank, top_ids, top_logprobs, mean_logits, report, _ = (
         vary_like(value, x) for value in call(
             x, w, given(labels), cotangent, given(extra.bias), given(extra.token_weights), given(extra.class_weights),
             given(extra.lse_cotangent), given(extra.soft_ids), given(extra.soft_probabilities),
@@ -105,7 +106,8 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
             target=machine.target, machine_threads=np.int64(machine.threads), l1_bytes=np.int64(machine.l1_bytes),
             l2_bytes=np.int64(machine.l2_bytes), l3_bytes=np.int64(machine.l3_bytes),
             spare_bytes=np.int64(machine.spare_bytes), tuning=machine.tuning))
-    metrics = {"entropy": entropy, "argmax": argmax, "correct": correct != 0, "rank": rank, "mean_logits": mean_logits}
+    metrics = {"entropy": entropy, "argmax": argmax, "correct": correct != 0, "rank": rank, "mean_logits": mean_logits,
+               "filter_report": report}
     metrics = {name: value for name, value in metrics.items() if name in options.metrics}
     if options.top_k:
         metrics |= {"top_k_ids": top_ids, "top_k_logprobs": top_logprobs}

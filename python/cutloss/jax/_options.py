@@ -46,6 +46,10 @@ class Extra(NamedTuple):
     lse_cotangent: jax.Array | None = None  # f32 [N]
 
 
+# What a filter did, in the order of the kernels; cutloss.linear_cross_entropy says what each is.
+FILTER_REPORT = ("rows", "rows_redone", "kept_entries", "epsilon", "dropped_mass_mean", "dropped_mass_max", "error_bound")
+
+
 class Wants(NamedTuple):
     d_x: bool
     d_w: bool

@@ -116,6 +116,9 @@ def _forward(options: Options, x: Any, w: Any, labels: Any, extra: Any) -> tuple
     read = _read(options, x, extra)
     # dw is no sum of saved parts scaled by one number: the backward pass has to see the cotangents.
     later = wants.head and options.reduction == "none"
+    if later and "filter_report" in options.metrics:
+        raise ValueError("filter_report with reduction 'none' and a head that is differentiated: the filter runs in the "
+                         "backward pass then, after the metrics are returned. Take 'mean' or 'sum', with token_weights")
     if later:
         _check_plan(options, wants, x, w, labels, read)  # refuse now what the backward pass would refuse
     now = _evaluate(options, _NOTHING if later else wants, x, w, labels, _ones(options, x), None, read)

@@ -29,7 +29,7 @@ from . import _metrics, _objective, _softmax, _tiles
 from ._gradients import gradients
 from ._head import Head, Labels, Tokens, at, at_label
 from ._manual import vary_like
-from ._options import Extra, Options, Values, Wants
+from ._options import FILTER_REPORT, Extra, Options, Values, Wants
 from ._place import ALONE, Place
 from ._softmax import Found, State
 
@@ -89,6 +89,7 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
             metrics["rank"] = flat(_rank(head, batch, found.label_logit))
         if "mean_logits" in options.metrics:
             metrics["mean_logits"] = _mean_logits(head, batch)
+        metrics["filter_report"] = jnp.zeros(len(FILTER_REPORT), _F32)  # the kernels' filters do not run here
         wanted = options.metrics | ({"top_k_ids", "top_k_logprobs"} if options.top_k else set())
         metrics = {name: a for name, a in metrics.items() if name in wanted}
         loss = found.loss
@@ -126,7 +127,8 @@ def _chunked(chunk: int, most: int) -> int:
 def _no_tokens(options: Options, wants: Wants, x: jax.Array, w: jax.Array, place: Place, extra: Extra) -> Values:
     vocab = w.shape[0 if options.head_layout == "vd" else 1]
     empty, ids = jnp.zeros((0,), _F32), jnp.zeros((0,), jnp.int32)
-    metrics = {"entropy": empty, "argmax": ids, "correct": ids != 0, "rank": ids, "mean_logits": jnp.zeros((vocab,), _F32)}
+    metrics = {"entropy": empty, "argmax": ids, "correct": ids != 0, "rank": ids, "mean_logits": jnp.zeros((vocab,), _F32),
+               "filter_report": jnp.zeros(len(FILTER_REPORT), _F32)}
     metrics = {name: a for name, a in metrics.items() if name in options.metrics}
     if options.top_k:
         metrics |= {"top_k_ids": jnp.zeros((0, options.top_k), jnp.int32),

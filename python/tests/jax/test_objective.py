@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from oracle import F32, problem
 
+import cutloss
 from cutloss.jax import linear_cross_entropy
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -120,6 +121,40 @@ def test_filter_in_logits_drops_other_chunks(chunk, eps):
     dz[np.arange(N), labels] -= 1
     for a, b in zip(got, (dz @ w / N, dz.T @ x / N)):
         np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCE * np.abs(b).max())
+
+
+@pytest.mark.parametrize("filter,options", [("certified", {"tolerance": 1e-3}), ("unbiased", {"epsilon": 1e-3, "seed": 3}),
+                                            ("tile", {"epsilon": 1e-4})])
+def test_report_of_a_filter_is_another_than_without_jax(filter, options):
+    x, w, labels = problem(N, V, D)
+    want = cutloss.linear_cross_entropy(x, w, labels, filter=filter, **options)
+
+    def f(x, w):
+        return linear_cross_entropy(x, w, labels, filter=filter, metrics="filter_report", **options)
+
+    (value, found), gradients = jax.jit(jax.value_and_grad(f, (0, 1), has_aux=True))(x, w)
+    np.testing.assert_array_equal(value, want.loss)
+    for a, b in zip(gradients, (want.d_e, want.d_c)):
+        np.testing.assert_array_equal(a, b)
+    report = found["filter_report"]
+    assert set(report) == {name for name in dir(want.filter_report) if name[0] != "_"} and report["rows"] > 0
+    for name, number in report.items():
+        assert number == F32.type(getattr(want.filter_report, name)), name
+    assert not any(jax.jit(f)(x, w)[1]["filter_report"].values())  # no gradient, nothing to filter
+    with pytest.raises(ValueError, match="filter_report with reduction 'none'"):
+        jax.vjp(lambda w: linear_cross_entropy(x, w, labels, filter=filter, metrics="filter_report", reduction="none",
+                                               **options), w)
+    with pytest.raises(ValueError, match="'filter_report' is what a filter did"):
+        linear_cross_entropy(x, w, labels, metrics="filter_report")
+
+
+@pytest.mark.parametrize("filter,options", [("certified", {"tolerance": 1e-3}), ("tile", {"epsilon": 1e-4})])
+def test_filter_of_the_kernels_is_left_out_elsewhere(filter, options):
+    x, w, labels = problem(N, V, D)
+    f = functools.partial(linear_cross_entropy, filter=filter, _impl="xla", **options)
+    np.testing.assert_allclose(f(x, w, labels), linear_cross_entropy(x, w, labels), rtol=1e-6)
+    with pytest.raises(ValueError, match=f"filter '{filter}' runs in the C\\+\\+ kernels, on CPU only"):
+        jax.grad(f)(x, w, labels)
 
 
 def test_gradient_of_a_weight_is_silently_zero():
