@@ -42,7 +42,8 @@ def choose(tokens: int, hidden: int, chip: str = "") -> Tile:
 
     XLA keeps those there, beside the next tiles of x and of the table; what does not fit it puts into main memory, a
     read and a write of the logits for each product. Seen in compiled programs of a head of 640: 2048 tokens (37 MiB)
-    stay on a v5e and a v6e, and spill on a v5p and a v4, where 1024 stay.
+    stay on a v5e and a v6e. On a v5p, two cores that share no such memory, the logits go through main memory for tiles of
+    any size (128 to 1024 tokens were tried); there the size bounds what that takes, 25 MiB in all for 1024.
     """
     room = ON_CHIP.get(chip, UNKNOWN) // 2
     size = MOST_TOKENS

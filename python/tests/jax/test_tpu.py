@@ -92,8 +92,16 @@ def test_gradient_of_a_split_table_is_summed_whole(programs):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["fsdp4tp2 ragged", "fsdp2tp4 4B", "v6e frozen", "v5p frozen"])
-def test_other_shapes_or_chips_spill(programs, name):
+def test_other_chips_spill(programs):
+    check_frozen(programs["v6e frozen"])
+    # XLA for a v5p puts every tile of logits into main memory: f32, 1024 x 4096, and half as much beside it.
+    assert programs["v5p frozen"]["logits"] == []
+    assert programs["v5p frozen"]["temp_bytes"] <= 1.6 * 1024 * 4096 * 4, programs["v5p frozen"]["text"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["fsdp4tp2 ragged", "fsdp2tp4 4B"])
+def test_other_shapes_spill(programs, name):
     program = programs[name]
     assert program["logits"] == [], program["logits"]
     assert all(len(c["loops"]) <= 1 for c in program["collectives"]), program["text"]
