@@ -21,7 +21,7 @@ from mesh_checks import MESHES, mesh_of, refused
 from objective import dense, metrics_of, near
 from oracle import BF16, F32, problem
 
-from cutloss.jax import linear_cross_entropy
+from cutloss.jax import _sharded, hlo, linear_cross_entropy
 
 check = mesh_runner.Checks()
 EVERY_METRIC = ("lse", "nll", "entropy", "argmax", "correct", "rank", "top_k=3", "mean_logits", "valid_count")
@@ -223,6 +223,39 @@ def explicit_axes_refuse_an_option(soft):
         for table in (P("tp", "fsdp"), P(None, "fsdp")):
             compare(put(x, P("fsdp")), put(w, table), labels if soft else put(labels, P("fsdp")), bias, arrays, shift=1,
                     z_loss=0.1, _impl="xla")
+
+
+@check((None, 1), long=((0, 3),))
+def an_option_gathers_or_sums_for_every_token_tile(budget, gathers):
+    """Over three axes: the half of the table that a device needs is gathered once and kept, or for each of the three
+    passes that softcap, the gradient of w and rank make of it; nothing is inside two loops, and no logits are stored."""
+    n, v, d = 264, 240, 16  # five whole tiles of 24 ids on each device
+    specs = {"mesh": mesh_of(data=2, fsdp=2, tp=2), "x_spec": P(("data", "fsdp")), "w_spec": P("tp", "fsdp")}
+    options = {"softcap": 3.0, "label_smoothing": 0.1, "z_loss": 0.01, "shift": 1, "_impl": "xla",
+               "metrics": ("entropy", "argmax", "top_k=3", "rank")}
+
+    def loss(x, w, labels, bias, weights):
+        limit, _sharded.WHOLE_TABLE_BYTES = _sharded.WHOLE_TABLE_BYTES, budget if budget is not None else 1 << 30
+        try:
+            return linear_cross_entropy(x, w, labels, bias=bias, token_weights=weights, **options, **specs)
+        finally:
+            _sharded.WHOLE_TABLE_BYTES = limit
+
+    def lie(shape, dtype, spec):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(specs["mesh"], spec))
+
+    tokens = P(("data", "fsdp"))
+    program = jax.jit(jax.value_and_grad(loss, (0, 1, 3), has_aux=True)).lower(
+        lie((n, d), F32, tokens), lie((v, d), F32, specs["w_spec"]), lie((n,), np.int32, tokens), lie((v,), F32, P()),
+        lie((n,), F32, tokens)).compile()
+    report = hlo.scan(program.as_text(), vocab=v, tile_tokens=16)
+    assert not report.logits, report.logits
+    assert all(c.depth <= 1 for c in report.collectives), hlo.table(report)
+    moved = {kind: sum(c.total_bytes for c in report.collectives if c.kind == kind and c.loops)
+             for kind in ("all-gather", "all-reduce")}
+    assert moved["all-gather"] == gathers * v * d * 4 / 2, hlo.table(report)
+    # In loops of all-reduces only the sum of the table's gradient over `data`, whose parts are summed over `fsdp` before.
+    assert moved["all-reduce"] <= v * d * 4 / 4, hlo.table(report)
 
 
 @check()

@@ -38,6 +38,8 @@ CASES = {
     "fsdp8 trainable by tile": ("v5e:2x4", 8, 1, TRAINABLE, {"vocab": 50257 + 7, "budget": "24MiB"}),
     "fsdp4tp2 ragged": ("v5e:2x4", 4, 2, FROZEN, {"vocab": VOCAB + 1, "tokens": 4 * 1023}),
     "fsdp2tp4 4B": ("v5e:2x4", 2, 4, FROZEN, {"hidden": 2560}),
+    "fsdp2tp2 options": ("v5e:2x2", 2, 2, FROZEN, {
+        "label_smoothing": 0.1, "z_loss": 1e-4, "softcap": 30.0, "shift": 1, "metrics": ("entropy", "argmax", "top_k=5")}),
     "v6e frozen": ("v6e:2x2", 1, 1, FROZEN, {"vocab": 65536}),
     "v5p frozen": ("v5p:2x2x1", 1, 1, FROZEN, {"vocab": 65536}),
 }
@@ -54,7 +56,8 @@ def compiled(chips, fsdp, tp, argnums, tokens=TOKENS, hidden=HIDDEN, vocab=VOCAB
     arguments = [jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec)) for shape, dtype, spec in (
         ((tokens, hidden), jnp.bfloat16, P("fsdp")), ((vocab, hidden), jnp.bfloat16, table),
         ((tokens,), jnp.int32, P("fsdp")))]
-    return jax.jit(jax.value_and_grad(loss, argnums)).lower(*arguments).compile(), vocab
+    step = jax.value_and_grad(loss, argnums, has_aux="metrics" in options)
+    return jax.jit(step).lower(*arguments).compile(), vocab
 
 
 def main() -> None:
