@@ -66,6 +66,14 @@ def test_table_is_gathered_twice_or_kept(programs, name, gathered):
 
 
 @pytest.mark.long
+def test_options_gather_the_table_again(programs):
+    program = programs["fsdp2tp2 options"]
+    assert program["logits"] == [], program["logits"]
+    assert moved(program, "all-gather")[1] <= TABLE / 2, program["text"]
+    assert all(len(c["loops"]) <= 1 for c in program["collectives"]), program["text"]
+
+
+@pytest.mark.long
 def test_trainable_head_needs_more_than_its_gradient(programs):
     program = programs["1 trainable"]
     assert program["logits"] == []
