@@ -20,6 +20,7 @@ examples
   cutloss-sft train --config sft.yaml --out runs/a train.lr=1e-4
   cutloss-sft train --out runs/tiny model.family=qwen3 data.path=pairs.tsv train.steps=20     random weights
   cutloss-sft fit --budget 16GiB model.name=gemma3_270m
+  cutloss-sft answer runs/a "The file is empty."
   cutloss-sft compare runs/dense runs/cutloss
 
 The same command again goes on where a run stopped, whatever stopped it. docs/sft.md lists the settings.
@@ -47,6 +48,9 @@ def parser() -> argparse.ArgumentParser:
     fit.add_argument("--batches", type=_numbers, metavar="LIST", help="default 1,2,4,8,16,32")
     fit.add_argument("--contexts", type=_numbers, metavar="LIST", help="default 256,512,1024,2048,4096")
     fit.add_argument("--json", action="store_true", help="print JSON")
+    answer = commands.add_parser("answer", help="what a finished run's model answers to source texts")
+    answer.add_argument("run", type=Path, help="its folder")
+    answer.add_argument("texts", nargs="+", metavar="TEXT")
     compare = commands.add_parser("compare", help="two finished runs side by side")
     compare.add_argument("runs", type=Path, nargs="+", help="their folders")
     return result
@@ -83,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
     from .data import DataError
 
     try:
-        commands = {"train": _train, "fit": _fit, "config": _config, "compare": _compare}
+        commands = {"train": _train, "fit": _fit, "config": _config, "answer": _answer, "compare": _compare}
         return commands[options.command](options, console)
     except (ConfigError, DataError) as error:
         return failed(error, 2)
@@ -164,6 +168,14 @@ def _fit(options: Any, console: Any) -> int:
         return 1
     most = max(fitting, key=lambda point: point.tokens)
     console.print(f"Most tokens a step: train.batch={most.batch} train.context={most.context}", highlight=False)
+    return 0
+
+
+def _answer(options: Any, console: Any) -> int:
+    from . import run
+
+    for text in run.answer(options.run, options.texts):
+        print(text)
     return 0
 
 

@@ -76,9 +76,7 @@ class Display:
 
     def show(self, event: str, fields: dict[str, Any]) -> None:
         text = note(event, fields)
-        if event == "step":
-            self._progress.update(self._task, completed=fields["step"])
-        elif event == "resumed":
+        if event in ("step", "resumed"):
             self._progress.update(self._task, completed=fields["step"])
         self._progress.update(self._task, note=text)
         lasting = event in ("warning", "error", "evaluated", "quality")

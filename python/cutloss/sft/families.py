@@ -9,7 +9,7 @@ from typing import Any
 
 from .config import ConfigError
 
-TINY = dict(num_layers=2, embed_dim=32, hidden_dim=64, num_heads=4, head_dim=8)
+TINY = {"num_layers": 2, "embed_dim": 32, "hidden_dim": 64, "num_heads": 4, "head_dim": 8}
 TINY_VOCAB = 320  # the 259 of the byte tokenizer, and some that no text uses
 
 

@@ -234,7 +234,26 @@ def add_lora(model: Any, lora: Lora, seed: int) -> Any:
     provider = qwix.LoraProvider(
         module_path=rf"(.*/)?({names})", rank=lora.rank, alpha=float(lora.alpha or lora.rank), **bits
     )
-    return qwix.apply_lora_to_model(model, provider, rngs=nnx.Rngs(seed), **model.get_model_input())
+    adapted = qwix.apply_lora_to_model(model, provider, rngs=nnx.Rngs(seed), **model.get_model_input())
+    return _with_adapters_in(adapted, "float32")
+
+
+def as_run(model: Any, settings: Config) -> Any:
+    """Returns the model as its forward pass runs: sharing all arrays, with the adapters in the dtype of the weights.
+
+    The adapters themselves stay in f32, and Adam's moments with them: an update of 1e-5 of a bf16 number is none.
+    """
+    if settings.lora.rank == 0 or settings.model.dtype == "float32":
+        return model
+    return _with_adapters_in(model, settings.model.dtype)
+
+
+def _with_adapters_in(model: Any, dtype: str) -> Any:
+    import jax
+    from flax import nnx
+
+    graph, adapters, rest = nnx.split(model, nnx.LoRAParam, ...)
+    return nnx.merge(graph, jax.tree.map(lambda leaf: leaf.astype(dtype), adapters), rest)
 
 
 def trained(model: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import resource
@@ -13,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import data, folder, generation, models, trainer
+from . import config as configuration
+from . import adapter, data, folder, generation, models, trainer
 from .config import Config, ConfigError
 
 Emit = Callable[..., None]
@@ -119,8 +119,8 @@ class _Run:
         self.show("phase", name="compiling")
         trainer.train(made, self.batches, self.held_out_batches)
         self.emit("trained", step=made.train_steps, peak_rss_bytes=peak_rss_bytes())
-        state, digest = adapter(self.model)
-        save_adapter(self.place.path / "adapter.safetensors", state, config, self.source)
+        state, digest = adapter.of(self.model)
+        adapter.save(self.place.path / "adapter.safetensors", state, config, self.source)
         return {
             "steps": made.train_steps,
             "loss": self.losses[-1] if self.losses else None,
@@ -196,7 +196,8 @@ class _Run:
         if [record["source"] for record in kept] == [pair.source for pair in pairs]:
             return kept
         self.show("phase", name=f"answering {len(pairs)} prompts")
-        made = generation.records(pairs, generation.answers(self.model, self.tokenizer, pairs, self.config))
+        model = models.as_run(self.model, self.config)
+        made = generation.records(pairs, generation.answers(model, self.tokenizer, pairs, self.config))
         folder.write_lines(path, made)
         return made
 
@@ -232,34 +233,17 @@ def make_mesh(config: Config) -> Any:
     return jax.make_mesh(sizes, ("fsdp", "tp"), axis_types=auto, devices=devices[:count])
 
 
-def adapter(model: Any) -> tuple[dict[str, Any], str]:
-    """Returns what was trained as {path: array}, and a hash of its bytes."""
-    import jax
-    import numpy as np
-    from flax import nnx
-
-    flat = jax.tree_util.tree_flatten_with_path(nnx.to_pure_dict(nnx.state(model, models.trained(model))))[0]
-    state = {"/".join(str(getattr(key, "key", key)) for key in path): np.asarray(leaf) for path, leaf in flat}
-    total = hashlib.sha256()
-    for name in sorted(state):
-        total.update(name.encode() + b"\0" + np.ascontiguousarray(state[name]).tobytes())
-    return state, total.hexdigest()
-
-
-def save_adapter(path: Path, state: dict[str, Any], config: Config, source: models.Source) -> None:
-    """Writes the adapters with what is needed to use them: without alpha and rank their scale is anyone's guess."""
-    import numpy as np
-    from safetensors.numpy import save
-
-    lora = config.lora
-    told = {
-        "format": "cutloss-sft 1",
-        "family": source.family,
-        "rank": str(lora.rank),
-        "alpha": str(float(lora.alpha or lora.rank)),
-        "targets": json.dumps(lora.targets or list(models.TARGETS)),
-    }
-    folder.write(path, save({name: np.ascontiguousarray(array) for name, array in state.items()}, told))
+def answer(path: Path, texts: list[str]) -> list[str]:
+    """Returns what the finished run in the folder `path` answers to source texts; raises ConfigError."""
+    settings = path / "config.json"
+    if not settings.is_file():
+        raise ConfigError(f"{path} holds no run; there is no config.json")
+    config = configuration.from_dict(json.loads(settings.read_text()))
+    source = models.find(config.model)
+    model = models.load(source, config)
+    adapter.load(model, path / "adapter.safetensors")
+    pairs = [data.Pair(text, "") for text in texts]
+    return generation.answers(models.as_run(model, config), models.load_tokenizer(source), pairs, config)
 
 
 def peak_rss_bytes() -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from . import models
 from .config import Config, ConfigError, Train
 
 
@@ -179,22 +180,23 @@ def with_loss(trainer: Any, config: Config, check: bool = True) -> Any:
         names = ("budget", "token_chunk", "vocab_chunk", "mode", "filter", "tolerance", "epsilon")
         options = {**{name: getattr(loss, name) for name in names}, "strict": True}
         try:
-            trainer.with_loss_fn(cutloss.tunix.loss_fn(trainer.model if check else None, **options))
+            model = models.as_run(trainer.model, config) if check else None
+            trainer.with_loss_fn(cutloss.tunix.loss_fn(model, **options))
         except cutloss.tunix.UnsupportedModelError as error:
             raise ConfigError(f"loss.arm: {error} Or train with Tunix's own loss: loss.arm=dense") from error
-    return trainer.with_loss_fn(over_targets(trainer.loss_fn))
+    return trainer.with_loss_fn(over_targets(trainer.loss_fn, config))
 
 
-def over_targets(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the loss for batches that know their share of their group's targets.
+def over_targets(loss_fn: Callable[..., Any], config: Config) -> Callable[..., Any]:
+    """Returns the loss of the run's model, for batches that know their share of their group's targets.
 
     Tunix 0.1.7 averages micro-batches' means, so that a batch of few targets weighs as much as one of many; with the
     share the mean over the group is that over its targets, whatever the cut. Tunix after it does so itself.
     """
 
-    @functools.wraps(loss_fn)
-    def shared(model, *args, share=None, **batch):
-        loss = loss_fn(model, *args, **batch)
+    def shared(model, input_tokens, input_mask, positions, attention_mask, images=None, share=None):
+        batch = (input_tokens, input_mask, positions, attention_mask, images)
+        loss = loss_fn(models.as_run(model, config), *batch)
         return loss if share is None or hasattr(loss, "primary_loss") else loss * share
 
     return shared

@@ -83,7 +83,7 @@ def test_finished_run_does_nothing_and_a_changed_one_is_refused(straight):
 def test_adapters_are_saved_with_their_scale(straight):
     from safetensors import safe_open
 
-    folder, expected, events = straight
+    folder, _, events = straight
     with safe_open(folder / "run" / "adapter.safetensors", framework="numpy") as file:
         told, names = file.metadata(), list(file.keys())
         assert any(abs(file.get_tensor(name)).max() > 0 for name in names if name.endswith("lora_b"))

@@ -21,7 +21,7 @@ def planned(family, rows, length, patch, **model):
 @pytest.mark.parametrize(
     ("family", "rows", "length"),
     [
-        ("gemma3", 1, 64),
+        pytest.param("gemma3", 1, 64, marks=pytest.mark.long),
         pytest.param("gemma3", 1, 1024, marks=pytest.mark.long),
         pytest.param("gemma2", 2, 256, marks=pytest.mark.long),
         pytest.param("gemma4", 1, 64, marks=pytest.mark.long),

@@ -1,0 +1,149 @@
+"""Whole runs of tiny models: what stops them, what they compute, and that every family gets through."""
+
+import json
+
+import pytest
+import runs
+
+from cutloss.sft import cli, config, families, run
+
+long = pytest.mark.long
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compilation():
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def arguments(settings):
+    """The settings as a user would put them in a file."""
+    return json.dumps(settings.to_dict())
+
+
+def test_loss_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path, capsys):
+    settings = runs.settings(tmp_path, lr=1e30, checkpoint_every=1)
+    (tmp_path / "sft.json").write_text(arguments(settings))
+    out = tmp_path / "run"
+    assert cli.main(["train", "--config", str(tmp_path / "sft.json"), "--out", str(out)]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "the loss of step 2 is nan" in shown or "the loss of step 2 is inf" in shown
+    assert [p.name for p in (out / "checkpoints").glob("[0-9]*")] == ["1"]  # the weights that gave the last finite loss
+    assert not (out / "summary.json").exists() and not (out / "adapter.safetensors").exists()
+
+
+@long
+def test_one_step_is_the_same_however_its_rows_are_cut(tmp_path):
+    """Rows of unequal targets: 4 x 1, 2 x 2 and 1 x 4 log the same losses and end with the same adapters."""
+    from safetensors.numpy import load_file
+
+    found = {}
+    for accumulation in (1, 2, 4):
+        out = tmp_path / str(accumulation)
+        settings = runs.settings(tmp_path, batch=4 // accumulation, accumulation=accumulation, steps=3, lr=1e-3)
+        runs.go(settings, out)
+        found[accumulation] = list(runs.losses(out).values()), load_file(out / "adapter.safetensors")
+    losses, adapters = found[1]
+    for accumulation in (2, 4):
+        assert found[accumulation][0] == pytest.approx(losses, rel=1e-5)
+        for name, one in adapters.items():
+            # Three steps of Adam at 1e-3: where a gradient is rounding only, a step may differ by 1e-3 itself, rarely.
+            other = found[accumulation][1][name]
+            assert abs(other - one).mean() <= 1e-5, name
+
+
+@long
+@pytest.mark.parametrize("arm", ["cutloss", "dense"])
+def test_evaluation_and_answers_of_both_arms(tmp_path, arm):
+    pytest.importorskip("sacrebleu")
+    settings = runs.settings(
+        tmp_path,
+        f"loss.arm={arm}",
+        "evaluation.every=3",
+        "evaluation.batches=3",
+        "generation.prompts=3",
+        "generation.tokens=8",
+        "generation.batch=2",
+        "generation.quality=true",
+    )
+    summary, events = runs.go(settings, tmp_path / "run")
+    evaluated = {e["step"]: e["loss"] for e in events if e["event"] == "evaluated"}
+    assert sorted(evaluated) == [0, 3, 6] and evaluated[6] < evaluated[0]
+    for when in ("before", "after"):
+        records = [json.loads(line) for line in (tmp_path / "run" / f"{when}.jsonl").read_text().splitlines()]
+        assert len(records) == 3 and all(set(r) == {"source", "reference", "answer"} for r in records)
+        assert summary["quality"][when]["answers"] == 3
+        assert 0 <= summary["quality"][when]["bleu"] <= 100 and "chrf_signature" in summary["quality"][when]
+    # What was saved, with its scale, is what was trained: the same answers from the files alone.
+    assert run.answer(tmp_path / "run", [r["source"] for r in records]) == [r["answer"] for r in records]
+
+
+@long
+def test_evaluated_loss_is_the_mean_over_targets(tmp_path):
+    """Against the model's own loss of all held-out rows as one batch."""
+    from tunix.sft import peft_trainer
+
+    from cutloss.sft import data, models, tokenizers
+
+    settings = runs.settings(tmp_path, "evaluation.every=1", "evaluation.batches=3", steps=1)
+    _, events = runs.go(settings, tmp_path / "run")
+    first = next(e["loss"] for e in events if e["event"] == "evaluated")
+    pairs, _ = data.load(runs.pairs(tmp_path))
+    _, held_out = data.split(pairs, 4)
+    rows = data.held_out_batches(held_out, tokenizers.Bytes(), batch=2, context=64, count=3, template="{source}:")
+    whole = data.collate(rows.examples, 64)
+    model = models.load(models.find(settings.model), settings)
+    assert first == pytest.approx(float(peft_trainer._default_loss_fn(model, **whole)), rel=1e-5)
+
+
+@long
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_every_family_learns_and_answers(tmp_path, family, tied):
+    if not tied and families.FAMILIES[family].tied_flag is None:
+        pytest.skip("its head is always the embedding")
+    settings = runs.settings(tmp_path, f"model.tied={tied}", "generation.prompts=1", family=family, steps=20, lr=5e-3)
+    runs.go(settings, tmp_path / "run")
+    losses = runs.losses(tmp_path / "run")
+    assert losses[20] < losses[1] - 0.1
+
+
+@long
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("lora.rank=0",),
+        ("lora.bits=8",),
+        ("model.dtype=bfloat16",),
+        ("loss.mode=recompute",),
+        ("loss.mode=sparse", "loss.filter=unbiased", "loss.tolerance=1e-3"),
+        ("model.remat=BLOCK",),
+        ("model.sizes={num_layers: 1, num_heads: 1, embed_dim: 8}", "lora.rank=1", "train.batch=1"),
+    ],
+)
+def test_every_choice_learns(tmp_path, overrides):
+    runs.go(runs.settings(tmp_path, *overrides, steps=20, lr=5e-3), tmp_path / "run")
+    losses = runs.losses(tmp_path / "run")
+    assert losses[20] < losses[1] - 0.02
+
+
+@long
+def test_fit_finds_what_training_then_plans(tmp_path):
+    from cutloss.sft import fit
+
+    settings = runs.settings(tmp_path)
+    plan = fit.planner(settings)
+    small, large = plan(2, 64), plan(8, 128)
+    _, events = runs.go(settings, tmp_path / "run")
+    (compiled,) = [e for e in events if e["event"] == "compiled"]
+    assert compiled["planned_bytes"] == small < large
+    points = list(fit.frontier(settings, small, (2, 8), (64, 128)))
+    assert [(p.batch, p.context) for p in points if p.fits] == [(2, 64)]
+
+
+def test_a_mesh_larger_than_the_machine_is_refused(tmp_path):
+    with pytest.raises(config.ConfigError, match=r"fsdp 64 x tp 1 needs 64 devices, there are \d+; on CPU set JAX_NUM_CPU"):
+        run.make_mesh(runs.settings(tmp_path, "mesh.fsdp=64", batch=64))
