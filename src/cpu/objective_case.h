@@ -68,7 +68,7 @@ class Buffer {
   }
   DType dtype_ = DType::f32;
   std::int64_t count_ = 0;
-  std::vector<char> bytes_;
+  std::vector<char> bytes_ = std::vector<char>(2 * kGuard, kByte);
 };
 
 // Inputs of a problem; `fill` draws what the problem's fields ask for, contiguous. *_first: the element of [0, 0].
