@@ -72,17 +72,14 @@ def label_vector(array: np.ndarray) -> tuple[np.ndarray, str, int]:
 
 
 def shaped(what: str, array: np.ndarray, shape: tuple[int, ...], meaning: str) -> np.ndarray:
-    if array.shape != shape:
-        raise ValueError(f"{what} {array.shape}: {meaning}, {shape}, is wanted")
+    _check.shape(what, array.shape, shape, meaning)
     return array
 
 
 def reals(what: str, value: Any, masks: bool = False) -> np.ndarray:
     """float32 out of real numbers of any dtype; of truth values only where a mask makes sense."""
     array = as_numpy(what, value)
-    if not (array.dtype.kind in "fiu" or array.dtype.name == "bfloat16" or (masks and array.dtype.kind == "b")):
-        raise TypeError(f"{what}: real numbers are wanted, not {value!r}" if array.ndim == 0 else
-                        f"{what}: dtype {array.dtype.name} is not taken; real numbers are wanted")
+    _check.real(what, value, array.dtype, array.ndim, masks)
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(array, np.float32).reshape(array.shape)
 

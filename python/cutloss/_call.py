@@ -22,8 +22,7 @@ class Call:
         self.outputs: dict[str, np.ndarray] = {}
         self.values: dict[str, Any] = {}  # what else Inputs has
         self.e, self.c = _arrays.as_numpy("e", e), _arrays.as_numpy("c", c)
-        if labels is None and soft_targets is None:
-            raise TypeError("labels: None is taken only with soft_targets")
+        _core.validate_targets(labels is not None, soft_targets is not None)
         array = None if labels is None else _arrays.as_numpy("labels", labels)
         size = _check.sizes("e", self.e.shape, "c", self.c.shape, None if array is None else array.shape, head_layout)
         self.shape = self.e.shape[:-1]  # of whatever there is one of for each token
@@ -41,14 +40,12 @@ class Call:
             self._soft_targets(soft_targets)
 
     def _soft_targets(self, pair: Any) -> None:
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise TypeError(f"soft_targets: a pair (ids, probabilities) is wanted, not {type(pair).__name__}")
+        _check.pair("soft_targets", pair)
         ids = _arrays.as_numpy("soft_targets ids", pair[0])
         k = ids.shape[-1] if ids.ndim else 0
-        meaning = "one row of K >= 1 for each token"
-        _arrays.shaped("soft_targets ids", ids, (*self.shape, max(k, 1)), meaning)
+        _arrays.shaped("soft_targets ids", ids, (*self.shape, max(k, 1)), _check.SOFT_IDS)
         probabilities = _arrays.reals("soft_targets probabilities", pair[1])
-        _arrays.shaped("soft_targets probabilities", probabilities, ids.shape, "the shape of the ids")
+        _arrays.shaped("soft_targets probabilities", probabilities, ids.shape, _check.LIKE_IDS)
         ids = np.ascontiguousarray(_arrays.integers("soft_targets ids", ids))
         self.inputs |= {"soft_ids": ids, "soft_probabilities": probabilities}
         self.fields |= {"soft_targets": k, "label_dtype": _arrays.integer_name(ids)}
@@ -65,17 +62,16 @@ class Call:
             return
         array = np.ascontiguousarray(_arrays.as_numpy("bias", bias))
         self.fields["bias_dtype"] = _check.dtype_name("bias", array.dtype)
-        self.inputs["bias"] = _arrays.shaped("bias", array, (self.vocab,), "one for each id of the vocabulary")
+        self.inputs["bias"] = _arrays.shaped("bias", array, (self.vocab,), _check.PER_ID)
 
     def weights(self, token_weights: Any, class_weights: Any) -> None:
         if token_weights is not None:
             array = _arrays.reals("token_weights", token_weights, masks=True)
-            self.inputs["token_weights"] = _arrays.shaped("token_weights", array, self.shape, "one for each token")
+            self.inputs["token_weights"] = _arrays.shaped("token_weights", array, self.shape, _check.PER_TOKEN)
             self.fields["token_weights"] = True
         if class_weights is not None:
             array = _arrays.reals("class_weights", class_weights, masks=True)
-            self.inputs["class_weights"] = _arrays.shaped("class_weights", array, (self.vocab,),
-                                                          "one for each id of the vocabulary")
+            self.inputs["class_weights"] = _arrays.shaped("class_weights", array, (self.vocab,), _check.PER_ID)
             self.fields["class_weights"] = True
 
     def cotangents(self, cotangent: Any, lse_cotangent: Any, reduction: str) -> None:
@@ -105,7 +101,7 @@ class Call:
             _check.one_of("vocab_order", order, ("learned",))
             return
         array = _arrays.integers("vocab_order", _arrays.as_numpy("vocab_order", order))
-        array = _arrays.shaped("vocab_order", array, (self.vocab,), "one place for each id of the vocabulary")
+        array = _arrays.shaped("vocab_order", array, (self.vocab,), _check.PER_PLACE)
         self.inputs["vocab_order"] = np.ascontiguousarray(array, np.int64)
 
     def gradients(self, wrt: frozenset[str], accumulate: Any) -> None:

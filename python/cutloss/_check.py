@@ -58,7 +58,7 @@ def ignore_index(value: object) -> int:
 
 def threads(value: object) -> int:
     """Number of threads, 0 for "as many as the machine allows and the work is worth"."""
-    return 0 if value is None else integer("threads", value, 1, 2**16)
+    return 0 if value is None else integer("threads", value, -(2**31), 2**31 - 1)
 
 
 def number(what: str, value: object) -> float:
@@ -144,17 +144,43 @@ def label_dtype(dtype: np.dtype, what: str = "labels") -> None:
                         f"copy): cast with {what}.astype('int32')")
 
 
+PER_TOKEN = "one for each token"
+PER_ID = "one for each id of the vocabulary"
+PER_PLACE = "one place for each id of the vocabulary"
+SOFT_IDS = "one row of K >= 1 for each token"
+LIKE_IDS = "the shape of the ids"
+
+
+def shape(what: str, got: tuple[int, ...], wanted: tuple[int, ...], meaning: str) -> None:
+    if got != wanted:
+        raise ValueError(f"{what} {got}: {meaning}, {wanted}, is wanted")
+
+
+def pair(what: str, value: object) -> None:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError(f"{what}: a pair (ids, probabilities) is wanted, not {type(value).__name__}")
+
+
+def real(what: str, value: object, dtype: np.dtype, ndim: int, masks: bool) -> None:
+    """Of truth values only where a mask makes sense."""
+    if dtype.kind in "fiu" or dtype.name in ("bfloat16", "float16") or (masks and dtype.kind == "b"):
+        return
+    raise TypeError(f"{what}: real numbers are wanted, not {value!r}" if ndim == 0 else
+                    f"{what}: dtype {dtype.name} is not taken; real numbers are wanted")
+
+
 def sizes(e_name: str, e: tuple[int, ...], c_name: str, c: tuple[int, ...], labels: tuple[int, ...] | None,
           head_layout: object) -> Sizes:
-    """Checks that the shapes e [..., D], c [V, D] or [D, V] and, unless None, labels [...] fit together."""
+    """Checks that the shapes e [..., D], c [V, D] or [D, V] and, unless None, labels [...] fit together. Whether V and D
+    are 1 or more is for C++ to say."""
     layout = one_of("head_layout", head_layout, ("vd", "dv"))
     axes = "[V, D]" if layout == "vd" else "[D, V]"
-    if len(c) != 2 or 0 in c:
-        hint = " It is empty: has a sharded or offloaded parameter not been gathered?" if 0 in c else ""
-        raise ValueError(f"{c_name}: shape {c} is no table {axes} (head_layout={layout!r}) with V, D >= 1.{hint}")
+    if len(c) != 2:
+        hint = ": is it empty or not yet gathered?" if 0 in c else ""
+        raise ValueError(f"{c_name}: shape {c} is no table {axes} (head_layout={layout!r}){hint}")
     vocab, hidden = c if layout == "vd" else c[::-1]
-    if not e or e[-1] == 0:
-        raise ValueError(f"{e_name}: shape {e}, where [..., D] with D >= 1 is wanted")
+    if not e:
+        raise ValueError(f"{e_name}: shape {e}, where [..., D] is wanted")
     if e[-1] != hidden:
         other = "dv" if layout == "vd" else "vd"
         hint = f"; the transposed table would fit: head_layout={other!r}?" if e[-1] == vocab else ""
@@ -168,11 +194,3 @@ def sizes(e_name: str, e: tuple[int, ...], c_name: str, c: tuple[int, ...], labe
         tokens *= extent
     return Sizes(tokens, hidden, vocab)
 
-
-def label_values(labels: np.ndarray, vocab: int, ignored: int) -> None:
-    """Raises for the first label that is neither an id of the vocabulary nor ignore_index."""
-    bad = ((labels < 0) | (labels >= vocab)) & (labels != ignored)
-    if bad.any():
-        where = tuple(int(i) for i in np.argwhere(bad)[0])
-        raise ValueError(f"labels[{', '.join(map(str, where))}] is {int(labels[where])}, outside [0, vocab) = "
-                         f"[0, {vocab}) and not ignore_index ({ignored})")

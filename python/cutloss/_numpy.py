@@ -104,7 +104,7 @@ def linear_cross_entropy(
       vocab_order: [V], a permutation in which the vocabulary is worked through, or "learned": by falling mean logit, for
         this call (``cutloss.learn_vocab_order`` gives it for many). Filters keep fewer entries with it.
       budget: most memory to use beside inputs and results, in bytes or as text: "64MiB", "1.5GiB".
-      threads: most threads to use; None for what the machine and the work suggest. The result does
+      threads: most threads to use; None (or 0) for what the machine and the work suggest. The result does
         not depend on it, unless a budget makes the chunk of mode "chunk" depend on it.
       accumulate: ``{"d_c": array, ...}``: gradients ("d_e", "d_c", "d_bias") that are added to an array instead of
         written to a new one, rounding once. C-contiguous, of the input's shape; d_e and d_c of any of the three dtypes.

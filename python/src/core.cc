@@ -17,7 +17,9 @@
 #include "cutloss/cutloss.hpp"
 #include "ffi.hpp"
 #include "fields.hpp"
+#include "names.hpp"
 #include "problem.hpp"
+#include "src/problem/resolve.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -56,6 +58,23 @@ Plan plan_for(const Machine& machine, const nb::kwargs& given) {
   const Limits limits = read_limits(fields);
   fields.finish();
   return value_or_raise(make_plan(problem, limits, machine));
+}
+
+void check(const Status& status) {
+  if (!status.ok()) raise(status);
+}
+
+void validate_fields(const nb::kwargs& given) {
+  Fields fields(given);
+  const Problem problem = read_problem(fields);
+  read_limits(fields);
+  fields.finish();
+  check(validate(problem));
+}
+
+void validate_order(const std::string& what, std::uintptr_t order, std::size_t vocab) {
+  std::vector<std::int64_t> position(vocab);
+  check(invert_order(what.c_str(), {reinterpret_cast<const std::int64_t*>(order), vocab}, position));
 }
 
 std::int64_t run_plan(const Plan& plan, FilterReport* filter_report, const nb::kwargs& given) {
@@ -175,6 +194,18 @@ NB_MODULE(_core, m) {
 
   m.def("detect_machine", &detect_machine, "target"_a = nb::none());
   m.def("make_plan", &plan_for, "machine"_a, "fields"_a, "Fields by the names of Problem, Metrics and Limits.");
+  m.def("validate", &validate_fields, "fields"_a, "make_plan's checks of the problem alone, without a plan.");
+  m.def("validate_targets", [](bool labels, bool soft) { check(validate_targets(labels, soft)); });
+  m.def("validate_denominator", [](double denominator, const std::string& reduction) {
+    check(validate_denominator(denominator, value_or_raise(reduction_from(reduction))));
+  });
+  m.def("validate_order", &validate_order, "what"_a, "order"_a, "vocab"_a, "order: the address of int64 [vocab].");
+  m.def(
+      "raise_bad_id",
+      [](const std::string& what, const std::string& id, std::int64_t vocab, std::int64_t ignore_index) {
+        raise(bad_id(what, id, vocab, ignore_index));
+      },
+      "what"_a, "id"_a, "vocab"_a, "ignore_index"_a);
   m.def("available_targets", &available_targets);
   m.def("version", [] { return std::string(version()); });
   m.def("bits_of_bfloat16", &bits_of_bfloat16, "array"_a);

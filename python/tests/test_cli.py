@@ -195,7 +195,7 @@ def test_bad_usage(data):
     refused(BAD_USAGE, *loss, "--softcap", "nan", words=["softcap"])
     refused(BAD_USAGE, *loss, "--budget", "64 furlongs", words=["--budget", "64 furlongs", "64MiB"])
     refused(BAD_USAGE, *loss, "--reps", "0", words=["--reps"])
-    refused(BAD_USAGE, *loss, "--threads", "-1", words=["--threads"])
+    refused(BAD_USAGE, *loss, "--threads", "-1", words=["threads is -1"])
     refused(BAD_USAGE, *loss, "--frozen", "--d-c", folder / "x.npy", words=["--d-c", "--frozen"])
     refused(BAD_USAGE, "plan", "--n", "-5", words=["-5"])
     refused(BAD_USAGE, "plan", "--v", "0", words=["vocab (V) is 0"])

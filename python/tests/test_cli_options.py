@@ -191,4 +191,4 @@ def test_a_bad_option_is_accepted_or_misnamed(data):
     ]:
         refused(BAD_USAGE, *loss, *line, words=words)
         assert not (folder / "x.npy").exists()
-    refused(BAD_USAGE, *loss[:5], words=["--labels is required, or --soft-ids"])
+    refused(BAD_USAGE, *loss[:5], words=["labels are not given, and neither are soft_targets"])

@@ -344,7 +344,7 @@ ZEROS = np.zeros(V, int)
     (TypeError, r"bias: dtype float64 is not taken", {"bias": np.ones(V)}),
     (ValueError, r"bias \(100,\): one for each id of the vocabulary, \(101,\)", {"bias": np.ones(V - 1, F32)}),
     (TypeError, r"soft_targets: a pair .*not int", {"labels": None, "soft_targets": 3}),
-    (TypeError, r"labels: None is taken only with soft_targets", {"labels": None}),
+    (ValueError, r"labels are not given, and neither are soft_targets", {"labels": None}),
     (ValueError, r"labels are given beside soft_targets", {"soft_targets": (IDS, Q)}),
     (ValueError, r"probabilities \(37, 2\): the shape of the ids, \(37, 3\)",
      {"labels": None, "soft_targets": (IDS, Q[:, :2])}),

@@ -93,9 +93,7 @@ Status read_soft_targets(const LossFiles& files, Problem& p, LossInputs& to) {
   if (files.soft_ids.empty() != files.soft_probabilities.empty()) {
     return bad("--soft-ids and --soft-probabilities go together; one is missing");
   }
-  if (files.soft_ids.empty()) {
-    return files.labels.empty() ? bad("--labels is required, or --soft-ids and --soft-probabilities") : Status();
-  }
+  if (files.soft_ids.empty()) return Status();
   NpyArray ids;
   if (Status s = read_file("--soft-ids", files.soft_ids, ids); !s.ok()) return s;
   if (ids.shape.size() != 2 || ids.shape[0] != p.tokens || ids.shape[1] < 1) {

@@ -91,7 +91,9 @@ Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, std::
   if (!rows.bad.ok() && p.bad_labels == BadLabels::error) return rows.bad;
   if (p.vocab_order) {
     const auto vocab = static_cast<std::size_t>(p.vocab);
-    if (Status s = invert_order(p, inputs, {map.order_position, vocab}); !s.ok()) return s;
+    if (Status s = invert_order("vocab_order", {inputs.vocab_order, vocab}, {map.order_position, vocab}); !s.ok()) {
+      return s;
+    }
     for (std::int64_t i = 0; i < rows.computed; ++i) {
       const std::int64_t label = map.rows.label[i];
       map.rows.position[i] = label == kBadLabel ? kBadLabel : map.order_position[label];

@@ -239,19 +239,23 @@ Choice choose_sparse(const Problem& p, const cpu::Kernels& kernels, const Machin
   Choice choice;
   const std::int64_t w = kernels.panel;
   const std::int64_t tokens = std::max<std::int64_t>(p.tokens, 1);
+  const auto consider = [&](const Shape& shape, std::uint64_t region, bool smallest) {
+    std::optional<Plan> plan = fill_sparse(p, kernels, machine, shape, region, budget, smallest);
+    if (!plan) return false;
+    choice.smallest = std::min(choice.smallest, plan->workspace_bytes);
+    if (plan->workspace_bytes > budget) return false;
+    choice.best_time = 1;
+    choice.best = std::move(plan);
+    return true;
+  };
   for (std::uint64_t region = kMaxEntryBytes; region >= kMinEntryBytes; region /= 2) {
     for (int t = threads; t >= 1; t = t > 8 ? t / 2 : t - 1) {
       const std::int64_t even = ceil_div(tokens, round_up(ceil_div(tokens, kSparseTokenBlock), t));
       for (const std::int64_t block : halvings(even, w)) {
-        std::optional<Plan> plan = fill_sparse(p, kernels, machine, {block, 0, t}, region, budget, block == w);
-        if (!plan) continue;
-        choice.smallest = std::min(choice.smallest, plan->workspace_bytes);
-        if (plan->workspace_bytes > budget) continue;
-        choice.best_time = 1;
-        choice.best = std::move(plan);
-        return choice;
+        if (consider({block, 0, t}, region, false)) return choice;
       }
     }
+    if (consider({w, 0, 1}, region, true)) return choice;
     if (!wants_head(p)) break;
   }
   return choice;
@@ -326,7 +330,10 @@ Result<Plan> make_plan(const Problem& problem, const Limits& limits, const Machi
   if (Status s = validate(problem); !s.ok()) return s;
   const cpu::Kernels* kernels = cpu::find_kernels(machine.target);
   if (kernels == nullptr) {
-    return Status(StatusCode::unavailable, text("kernel target \"", machine.target, "\" is not in this build or CPU"));
+    std::string names;
+    for (const std::string& name : available_targets()) names += (names.empty() ? "" : ", ") + name;
+    return Status(StatusCode::unavailable,
+                  text("kernel target \"", machine.target, "\" is not in this build or CPU; there are: ", names));
   }
   if (limits.threads < 0 || limits.threads > kMaxThreads) {
     return invalid("threads is ", limits.threads, "; it must be 0 (choose) to ", kMaxThreads);

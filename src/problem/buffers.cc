@@ -25,11 +25,6 @@ std::int64_t integer_at(const Problem& problem, const void* data, std::int64_t a
 
 bool out_of_range(const Problem& problem, std::int64_t id) { return id < 0 || id >= problem.vocab; }
 
-Status bad_id(const Problem& p, const std::string& what, std::int64_t id) {
-  return invalid(what, " is ", id, ", outside [0, vocab) = [0, ", p.vocab, ") and not ignore_index (", p.ignore_index,
-                 ")");
-}
-
 struct RowTarget {
   std::int64_t label = kBadLabel;
   bool ignored = false;
@@ -40,7 +35,7 @@ RowTarget label_target(const Problem& p, const Inputs& in, std::int64_t row, Sta
   const std::int64_t label = integer_at(p, in.labels, (row + p.shift) * p.label_stride);
   if (label == p.ignore_index) return {kBadLabel, true, false};
   if (out_of_range(p, label)) {
-    if (bad.ok()) bad = bad_id(p, text("labels[", row + p.shift, "]"), label);
+    if (bad.ok()) bad = bad_id(text("labels[", row + p.shift, "]"), text(label), p.vocab, p.ignore_index);
     return {};
   }
   const bool weightless = p.class_weights && in.class_weights[label] == 0 && p.label_smoothing == 0;
@@ -56,7 +51,9 @@ RowTarget soft_row_target(const Problem& p, const Inputs& in, std::int64_t row, 
     const std::int64_t id = integer_at(p, in.soft_ids, at);
     if (id == p.ignore_index) continue;
     if (out_of_range(p, id)) {
-      if (bad.ok()) bad = bad_id(p, text("soft_targets ids[", row + p.shift, ", ", k, "]"), id);
+      if (bad.ok()) {
+        bad = bad_id(text("soft_targets ids[", row + p.shift, ", ", k, "]"), text(id), p.vocab, p.ignore_index);
+      }
       broken = true;
     }
     const double probability = in.soft_probabilities[at];
@@ -102,8 +99,9 @@ Status check_all_present(const Problem& p, const Inputs& in, const Outputs& out)
   const bool soft = p.soft_targets > 0;
   if (some && in.e == nullptr) return invalid("e is null, but tokens is ", p.tokens);
   if (in.c == nullptr) return invalid("c is null, but vocab is ", p.vocab);
-  if (some && !soft && in.labels == nullptr) return invalid("labels is null, but tokens is ", p.tokens);
-  if (soft && in.labels != nullptr) return invalid("labels are given beside soft_targets; it must be one of the two");
+  if (some || in.labels != nullptr) {
+    if (Status s = validate_targets(in.labels != nullptr, soft); !s.ok()) return s;
+  }
   struct Item {
     const char* argument;
     const void* data;
@@ -136,13 +134,7 @@ Status check_all_present(const Problem& p, const Inputs& in, const Outputs& out)
     }
   }
   if (out.correct != nullptr && !m.argmax) return invalid("correct is given, but the problem does not want argmax");
-  if (in.denominator && !(*in.denominator >= 0 && std::isfinite(*in.denominator))) {
-    return invalid("denominator is ", *in.denominator, "; it must be finite and 0 or more");
-  }
-  if (in.denominator && p.reduction != Reduction::mean) {
-    return invalid("denominator is given with reduction \"", name(p.reduction), "\"; only \"mean\" has one");
-  }
-  return Status();
+  return in.denominator ? validate_denominator(*in.denominator, p.reduction) : Status();
 }
 
 Status check_overlap(const Problem& p, const Inputs& in, const Outputs& out, std::span<const std::byte> workspace) {
@@ -219,20 +211,37 @@ SoftTarget soft_target(const Problem& p, const Inputs& in, std::int64_t row, std
   return {out_of_range(p, id) ? kBadLabel : id, in.soft_probabilities[at]};
 }
 
+Status bad_id(const std::string& what, const std::string& id, std::int64_t vocab, std::int64_t ignore_index) {
+  return invalid(what, " is ", id, ", outside [0, vocab) = [0, ", vocab, ") and not ignore_index (", ignore_index, ")");
+}
+
+Status validate_targets(bool labels, bool soft_targets) {
+  if (labels && soft_targets) return invalid("labels are given beside soft_targets; it must be one of the two");
+  if (labels || soft_targets) return Status();
+  return invalid("labels are not given, and neither are soft_targets; it must be one of the two");
+}
+
+Status validate_denominator(double denominator, Reduction reduction) {
+  if (!(denominator >= 0 && std::isfinite(denominator))) {
+    return invalid("denominator is ", denominator, "; it must be finite and 0 or more");
+  }
+  if (reduction == Reduction::mean) return Status();
+  return invalid("denominator is given with reduction \"", name(reduction), "\"; only \"mean\" has one");
+}
+
 Status validate_buffers(const Problem& p, const Inputs& in, const Outputs& out, std::span<const std::byte> workspace) {
   if (Status s = check_all_present(p, in, out); !s.ok()) return s;
   return check_overlap(p, in, out, workspace);
 }
 
-Status invert_order(const Problem& p, const Inputs& in, std::span<std::int64_t> position) {
-  std::fill_n(position.begin(), p.vocab, -1);
-  for (std::int64_t i = 0; i < p.vocab; ++i) {
-    const std::int64_t id = in.vocab_order[i];
-    if (out_of_range(p, id)) {
-      return invalid("vocab_order[", i, "] is ", id, ", outside [0, vocab) = [0, ", p.vocab, ")");
-    }
+Status invert_order(const char* what, std::span<const std::int64_t> order, std::span<std::int64_t> position) {
+  std::fill(position.begin(), position.end(), -1);
+  const auto vocab = static_cast<std::int64_t>(order.size());
+  for (std::int64_t i = 0; i < vocab; ++i) {
+    const std::int64_t id = order[static_cast<std::size_t>(i)];
+    if (id < 0 || id >= vocab) return invalid(what, "[", i, "] is ", id, ", outside [0, vocab) = [0, ", vocab, ")");
     std::int64_t& at = position[static_cast<std::size_t>(id)];
-    if (at >= 0) return invalid("vocab_order[", i, "] is ", id, ", as [", at, "] is: it must be a permutation");
+    if (at >= 0) return invalid(what, "[", i, "] is ", id, ", as [", at, "] is: it must be a permutation");
     at = i;
   }
   return Status();

@@ -55,8 +55,14 @@ SoftTarget soft_target(const Problem& problem, const Inputs& inputs, std::int64_
 Status validate_buffers(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                         std::span<const std::byte> workspace);
 
-// position[vocab_order[i]] = i; an error if vocab_order is no permutation. position holds problem.vocab values.
-Status invert_order(const Problem& problem, const Inputs& inputs, std::span<std::int64_t> position);
+// Single rules, for front ends whose values no call of run() sees in time (JAX, while it traces).
+Status validate_targets(bool labels, bool soft_targets);
+Status validate_denominator(double denominator, Reduction reduction);
+// What to say of an id that is out of range; text, since a uint64 fits no int64.
+Status bad_id(const std::string& what, const std::string& id, std::int64_t vocab, std::int64_t ignore_index);
+
+// position[order[i]] = i; an error that calls it `what` if order is no permutation. Both are of the same length.
+Status invert_order(const char* what, std::span<const std::int64_t> order, std::span<std::int64_t> position);
 
 }  // namespace cutloss
 

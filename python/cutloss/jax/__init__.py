@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .. import _check
-from . import _arguments, _manual, _mesh, _options, _vjp
+from .. import _check, _core
+from . import _arguments, _ffi, _manual, _mesh, _options, _vjp
 
 __all__ = ["linear_cross_entropy"]
 
@@ -133,7 +133,7 @@ def linear_cross_entropy(
         logit_scale=_check.number("logit_scale", logit_scale),
         label_smoothing=_check.number("label_smoothing", label_smoothing),
         z_loss=_check.number("z_loss", z_loss),
-        shift=_arguments.shift(shift),
+        shift=_check.integer("shift", shift, -(2**63)),
         filter=_check.filter_name(filter),
         tolerance=_check.optional_number("tolerance", tolerance),
         epsilon=_check.optional_number("epsilon", epsilon),
@@ -147,10 +147,7 @@ def linear_cross_entropy(
         raise ValueError(f"filter_eps ({filter_eps}) and filter ({filter!r}) are two filters; give one")
     if filter is None and "filter_report" in wanted:
         raise ValueError("metrics: 'filter_report' is what a filter did: filter='certified', 'unbiased' or 'tile'")
-    if filter is None and (tolerance is not None or epsilon is not None):
-        raise ValueError("tolerance and epsilon belong to a filter: filter='certified', 'unbiased' or 'tile'")
-    if (labels is None) == (soft_targets is None):
-        raise ValueError("labels or soft_targets is wanted, and " + ("neither" if labels is None else "both") + " given")
+    _core.validate_targets(labels is not None, soft_targets is not None)
     x, w = jnp.asarray(x), jnp.asarray(w)
     _check.dtype_name("x", x.dtype)
     _check.dtype_name("w", w.dtype)
@@ -161,19 +158,21 @@ def linear_cross_entropy(
     lead = x.shape[:-1]
     if options.shift:
         options = options._replace(sequence=lead[-1] if len(lead) > 1 else 0)
+    _ffi.validate(options, size, bias is not None, class_weights is not None, soft_targets is not None)
     ids = None if labels is None else _arguments.ids("labels", labels, size.vocab, options.ignore_index)
-    weights = _arguments.floats("token_weights", token_weights, lead)
+    weights = _arguments.floats("token_weights", token_weights, lead, _check.PER_TOKEN, masks=True)
     soft_ids, probabilities = _arguments.soft_targets(soft_targets, lead, size.vocab, options.ignore_index)
     order = _arguments.order("vocab_sort_indices", vocab_sort_indices, size.vocab)
+    number = _arguments.seed(seed)
     extra = _options.Extra(
         bias=_arguments.bias(bias, size.vocab),
         token_weights=weights,
-        class_weights=_arguments.floats("class_weights", class_weights, (size.vocab,)),
+        class_weights=_arguments.floats("class_weights", class_weights, (size.vocab,), _check.PER_ID, masks=True),
         soft_ids=soft_ids,
         soft_probabilities=probabilities,
         vocab_order=order if options.filter or options.filter_eps is not None else None,
         denominator=_arguments.denominator(denominator, reduction),
-        seed=_arguments.seed(seed) if options.filter == "unbiased" else None,
+        seed=number if options.filter == "unbiased" else None,
     )
     x = x if lead else x[None]
     options = options._replace(layout=_layout(options, x, w, mesh, x_spec, w_spec))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import _check
+from .. import _check, _core
 from ._options import Options
 
 
@@ -28,7 +28,7 @@ def ids(what: str, taken: Any, vocab: int, ignore_index: int) -> jax.Array:
     """Labels as int32 or int64. Large unsigned ids are kept out of range instead of wrapping into it."""
     _check.label_dtype(taken.dtype, what)
     if known(taken):  # before JAX narrows int64, where an id of 2**32 + 5 would become 5
-        _check.label_values(np.asarray(taken), vocab, ignore_index)
+        _check_values(what, np.asarray(taken), vocab, ignore_index)
     if taken.dtype.kind == "u" and taken.dtype.itemsize >= 4:
         top = 2**31 - (2 if ignore_index == 2**31 - 1 else 1)
         narrow = jnp.minimum(jnp.asarray(taken), top).astype(jnp.int32)
@@ -43,23 +43,22 @@ def ids(what: str, taken: Any, vocab: int, ignore_index: int) -> jax.Array:
     return narrow
 
 
-def floats(what: str, array: Any, shape: tuple[int, ...]) -> jax.Array | None:
-    if array is None:
+def floats(what: str, value: Any, shape: tuple[int, ...], meaning: str, masks: bool = False) -> jax.Array | None:
+    if value is None:
         return None
-    array = as_array(array)
-    if array.dtype.kind not in "fiub" and array.dtype.name not in ("bfloat16", "float16"):
-        raise TypeError(f"{what}: dtype {array.dtype.name} is not taken; real numbers are")
-    _shape(what, array, shape)
+    array = as_array(value)
+    _check.real(what, value, array.dtype, array.ndim, masks)
+    _check.shape(what, array.shape, shape, meaning)
     return jnp.asarray(array).astype(jnp.float32)
 
 
 def bias(array: Any, vocab: int) -> jax.Array | None:
     if array is None:
         return None
-    array = jnp.asarray(array)
+    array = as_array(array)
     _check.dtype_name("bias", array.dtype)
-    _shape("bias", array, (vocab,))
-    return array
+    _check.shape("bias", array.shape, (vocab,), _check.PER_ID)
+    return jnp.asarray(array)
 
 
 def order(what: str, array: Any, vocab: int) -> jax.Array | None:
@@ -67,34 +66,32 @@ def order(what: str, array: Any, vocab: int) -> jax.Array | None:
         return None
     array = as_array(array)
     _check.label_dtype(array.dtype, what)
-    _shape(what, array, (vocab,))
-    if known(array) and not np.array_equal(np.sort(np.asarray(array)), np.arange(vocab)):
-        raise ValueError(f"{what} is no permutation of the ids [0, {vocab})")
+    _check.shape(what, array.shape, (vocab,), _check.PER_PLACE)
+    if known(array):
+        values = np.ascontiguousarray(array, np.int64)
+        _core.validate_order(what, values.ctypes.data, vocab)
     return jnp.asarray(array).astype(jnp.int32)
 
 
 def soft_targets(value: Any, lead: tuple[int, ...], vocab: int, ignore_index: int) -> tuple[Any, Any]:
     if value is None:
         return None, None
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise TypeError(f"soft_targets: (ids, probabilities) is wanted, not {type(value).__name__}")
+    _check.pair("soft_targets", value)
     taken = as_array(value[0])
-    if taken.ndim != len(lead) + 1 or taken.shape[:-1] != lead or taken.shape[-1] < 1:
-        raise ValueError(f"soft_targets ids: shape {taken.shape}, where {(*lead, 'K')} with K >= 1 is wanted")
+    k = taken.shape[-1] if taken.ndim else 0
+    _check.shape("soft_targets ids", taken.shape, (*lead, max(k, 1)), _check.SOFT_IDS)
     narrow = ids("soft_targets ids", taken, vocab, ignore_index)
-    return narrow, floats("soft_targets probabilities", value[1], taken.shape)
+    return narrow, floats("soft_targets probabilities", value[1], taken.shape, _check.LIKE_IDS)
 
 
 def denominator(value: Any, reduction: str) -> jax.Array | None:
-    """A mean's, f32 []. One that is known must be finite and 0 or more; a traced one that is not makes NaN."""
+    """A mean's, f32 []. One that is known must be finite and 0 or more; of a traced one the kernels say so when they run,
+    and the XLA lowering makes NaN."""
     if value is None:
         return None
-    if reduction != "mean":
-        raise ValueError(f"denominator is given with reduction {reduction!r}; only 'mean' has one")
-    array = floats("denominator", value, ())
-    if known(array) and not (np.isfinite(array) and array >= 0):
-        raise ValueError(f"denominator is {float(array)}; it must be finite and 0 or more")
-    return jnp.where(jnp.isfinite(array) & (array >= 0), array, jnp.nan)
+    array = floats("denominator", value, (), "a number")
+    _core.validate_denominator(float(value) if known(value) else 1.0, reduction)
+    return array
 
 
 def seed(value: Any) -> jax.Array:
@@ -137,13 +134,9 @@ def chunk_size(value: Any) -> int:
     return number
 
 
-def shift(value: Any) -> int:
-    number = _check.integer("shift", value, -(2**63))
-    if number < 0:
-        raise ValueError(f"shift must be non-negative, got {number}")
-    return number
-
-
-def _shape(what: str, array: Any, shape: tuple[int, ...]) -> None:
-    if array.shape != shape:
-        raise ValueError(f"{what}: shape {array.shape}, where {shape} is wanted")
+def _check_values(what: str, ids: np.ndarray, vocab: int, ignore_index: int) -> None:
+    """Raises for the first id that is neither one of the vocabulary nor ignore_index."""
+    bad = ((ids < 0) | (ids >= vocab)) & (ids != ignore_index)
+    if bad.any():
+        where = tuple(map(int, np.argwhere(bad)[0]))
+        _core.raise_bad_id(f"{what}[{', '.join(map(str, where))}]", str(int(ids[where])), vocab, ignore_index)

@@ -53,6 +53,16 @@ def _fields(options: Options, wants: Wants, x: Any, w: Any, labels: Any, extra: 
     return fields
 
 
+def validate(options: Options, size: _check.Sizes, bias: bool, class_weights: bool, soft_targets: bool) -> None:
+    """Every rule on the options, which may hold for gradients alone and would else be looked at where those are formed."""
+    _core.validate(
+        tokens=size.tokens, hidden=size.hidden, vocab=size.vocab, softcap=options.softcap,
+        logit_scale=options.logit_scale, label_smoothing=options.label_smoothing, z_loss=options.z_loss,
+        shift=options.shift, sequence=options.sequence, top_k=options.top_k, class_weights=class_weights,
+        soft_targets=int(soft_targets), bias_dtype="f32" if bias else None, filter=options.filter,
+        tolerance=options.tolerance, epsilon=options.epsilon)
+
+
 def make_plan(options: Options, wants: Wants, x: Any, w: Any, labels: Any,
               extra: Extra = Extra()) -> tuple[_core.Plan, _core.Machine]:
     """The plan for arrays of these shapes and dtypes; every rule on the problem is checked in here, in C++."""

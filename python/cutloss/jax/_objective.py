@@ -75,7 +75,10 @@ def prepare(options: Options, labels: jax.Array | None, cotangent: jax.Array, ex
         weights = jnp.where(valid, jnp.where(scale == 0, 0, scale * counted), 0)
         plain = extra.token_weights is None and extra.class_weights is None and extra.soft_ids is None
         total = reduced.valid_count.astype(_F32) if plain else place.over_tokens(_sum(weights))
-        reduced = reduced._replace(denominator=total if extra.denominator is None else extra.denominator)
+        given = extra.denominator
+        if given is not None:
+            total = jnp.where(jnp.isfinite(given) & (given >= 0), given, jnp.nan)
+        reduced = reduced._replace(denominator=total)
     looked_at = valid & (scale != 0) & (bad | ~vanishes | needs_lse)
     bad = bad & looked_at
     g = divide(cotangent, reduced.denominator) * scale

@@ -168,14 +168,14 @@ def test_gradient_of_a_weight_is_silently_zero():
 
 @pytest.mark.parametrize("error,text,options", [
     (ValueError, "chunk_size must be positive, got 0", {"chunk_size": 0}),
-    (ValueError, "shift must be non-negative, got -1", {"shift": -1}),
-    (ValueError, "no permutation", {"vocab_sort_indices": np.zeros(V, int)}),
+    (ValueError, "shift is -1; it must be in", {"shift": -1}),
+    (ValueError, "must be a permutation", {"vocab_sort_indices": np.zeros(V, int)}),
     (ValueError, "denominator is -1", {"denominator": -1.0}),
-    (ValueError, "only 'mean' has one", {"denominator": 2.0, "reduction": "sum"}),
+    (ValueError, 'only "mean" has one', {"denominator": 2.0, "reduction": "sum"}),
     (ValueError, "label_smoothing is 2", {"label_smoothing": 2.0}),
-    (ValueError, r"bias: shape \(3,\)", {"bias": np.zeros(3, F32)}),
+    (ValueError, r"bias \(3,\): one for each id", {"bias": np.zeros(3, F32)}),
     (ValueError, "two filters", {"filter": "certified", "epsilon": 1e-3, "filter_eps": 1.0}),
-    (ValueError, "belong to a filter", {"epsilon": 1e-3}),
+    (ValueError, "epsilon is given without a filter", {"epsilon": 1e-3}),
 ])
 def test_bad_option_is_accepted(error, text, options):
     with pytest.raises(error, match=text):

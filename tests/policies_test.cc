@@ -1,0 +1,189 @@
+// tests/policies.json has one text for each rule a problem can break. Here C++ and C must give them, in
+// python/tests/test_policies.py the tool, NumPy and JAX.
+#if __has_include(<nlohmann/json.hpp>)
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cutloss/cutloss.h"
+#include "tests/fixtures.h"
+
+namespace cutloss {
+namespace {
+
+using Json = nlohmann::json;
+using testing::Objective;
+
+Json table() {
+  std::ifstream file(std::filesystem::path(__FILE__).parent_path() / "policies.json");
+  return Json::parse(file);
+}
+
+// A number, or its name: JSON has no inf and no nan.
+double number(const Json& value) {
+  return value.is_string() ? std::strtod(value.get<std::string>().c_str(), nullptr) : value.get<double>();
+}
+
+template <typename Enum>
+Enum named(const Json& value, std::initializer_list<Enum> all) {
+  for (const Enum one : all) {
+    if (name(one) == value.get<std::string>()) return one;
+  }
+  ADD_FAILURE() << value << " is no name";
+  return *all.begin();
+}
+
+struct Broken {
+  Objective f;
+  Limits limits;
+  std::string target = available_targets()[0];
+  bool labels = true, overlap = false;
+};
+
+Broken break_rule(const Json& set) {
+  Broken b;
+  const auto extent = [&](const char* what, std::int64_t otherwise) { return set.value(what, otherwise); };
+  const std::int64_t n = extent("tokens", 7), v = extent("vocab", 11), d = extent("hidden", 5);
+  b.f = testing::fixture(n, v < 1 ? 1 : v, d);
+  Problem& p = b.f.problem;
+  p.vocab = v;
+  for (const auto& [word, value] : set.items()) {
+    if (word == "softcap") p.softcap = static_cast<float>(number(value));
+    if (word == "logit_scale") p.logit_scale = static_cast<float>(number(value));
+    if (word == "label_smoothing") p.label_smoothing = static_cast<float>(number(value));
+    if (word == "z_loss") p.z_loss = static_cast<float>(number(value));
+    if (word == "tolerance") p.tolerance = static_cast<float>(number(value));
+    if (word == "epsilon") p.epsilon = static_cast<float>(number(value));
+    if (word == "top_k") p.metrics.top_k = value;
+    if (word == "shift") p.shift = value;
+    if (word == "ignore_index") p.ignore_index = value;
+    if (word == "class_weights") p.class_weights = true;
+    if (word == "denominator") b.f.denominator = number(value);
+    if (word == "reduction") p.reduction = named(value, {Reduction::mean, Reduction::sum, Reduction::none});
+    if (word == "filter") p.filter = named(value, {Filter::certified, Filter::unbiased, Filter::tile});
+    if (word == "mode") b.limits.mode = named(value, {Mode::stream, Mode::chunk, Mode::sparse});
+    if (word == "threads") b.limits.threads = value;
+    if (word == "budget") b.limits.budget_bytes = value;
+    if (word == "target") b.target = value;
+    if (word == "label") b.f.labels[value[0].get<std::size_t>()] = value[1];
+    if (word == "vocab_order") {
+      p.vocab_order = true;
+      b.f.order = value.get<std::vector<std::int64_t>>();
+    }
+    if (word == "soft_targets") {
+      p.soft_targets = value;
+      b.labels = false;
+      b.f.soft_ids.assign(static_cast<std::size_t>(n * p.soft_targets), 1);
+      b.f.soft_probabilities.assign(b.f.soft_ids.size(), 0.5f);
+    }
+    if (word == "wrt") {
+      const auto wanted = value.get<std::vector<std::string>>();
+      const auto has = [&](const char* what) { return std::count(wanted.begin(), wanted.end(), what) > 0; };
+      p.want_d_e = has("e"), p.want_d_c = has("c"), p.want_d_bias = has("bias");
+    }
+    if (word == "accumulate") p.accumulate_d_c = true;
+    if (word == "overlap") b.overlap = true;
+  }
+  if (set.contains("soft_id")) {
+    const Json& at = set["soft_id"];
+    b.f.soft_ids[at[0].get<std::size_t>() * 2 + at[1].get<std::size_t>()] = at[2];
+  }
+  if (set.contains("labels")) b.labels = set["labels"];
+  return b;
+}
+
+Inputs inputs_of(const Broken& b) {
+  Inputs in = b.f.inputs();
+  in.labels = b.labels ? b.f.labels.data() : nullptr;
+  return in;
+}
+
+// "" if nothing was refused.
+std::string refusal_in_cpp(const Broken& b) {
+  const Result<Plan> plan = make_plan(b.f.problem, b.limits, testing::machine_for(b.target));
+  if (!plan.ok()) return plan.status().message();
+  testing::Results results(b.f.problem);
+  const Inputs in = inputs_of(b);
+  Outputs out = results.outputs();
+  if (b.overlap) out.d_c = const_cast<void*>(in.c);
+  const Status status = run(plan.value(), in, out);
+  EXPECT_TRUE(std::isnan(results.loss.get(0))) << "written before the check";
+  return status.message();
+}
+
+cutloss_problem to_c(const Problem& p) {
+  cutloss_problem c;
+  cutloss_problem_init(&c);
+  c.tokens = p.tokens, c.vocab = p.vocab, c.hidden = p.hidden;
+  c.reduction = static_cast<std::int32_t>(p.reduction);
+  c.ignore_index = p.ignore_index;
+  c.softcap = p.softcap.value_or(0.0f);
+  c.logit_scale = p.logit_scale;
+  c.label_smoothing = p.label_smoothing;
+  c.z_loss = p.z_loss;
+  c.class_weights = p.class_weights;
+  c.vocab_order = p.vocab_order;
+  c.soft_targets = p.soft_targets;
+  c.shift = p.shift;
+  c.top_k = p.metrics.top_k;
+  c.want_d_e = p.want_d_e, c.want_d_c = p.want_d_c, c.want_d_bias = p.want_d_bias;
+  c.accumulate_d_c = p.accumulate_d_c;
+  c.filter = static_cast<std::int32_t>(p.filter);
+  c.tolerance = p.tolerance.value_or(0.0f);
+  c.epsilon = p.epsilon.value_or(0.0f);
+  return c;
+}
+
+std::string refusal_in_c(const Broken& b) {
+  const cutloss_problem problem = to_c(b.f.problem);
+  cutloss_limits limits;
+  cutloss_limits_init(&limits);
+  limits.mode = static_cast<std::int32_t>(b.limits.mode);
+  limits.threads = b.limits.threads;
+  limits.has_budget = b.limits.budget_bytes.has_value();
+  limits.budget_bytes = b.limits.budget_bytes.value_or(0);
+  limits.target = b.target.c_str();
+  cutloss_plan* plan = nullptr;
+  if (cutloss_make_plan(&problem, &limits, &plan) != CUTLOSS_OK) return cutloss_last_error();
+  testing::Results results(b.f.problem);
+  const Inputs in = inputs_of(b);
+  const Outputs out = results.outputs();
+  cutloss_inputs inputs;
+  cutloss_inputs_init(&inputs);
+  inputs.e = in.e, inputs.c = in.c, inputs.labels = in.labels;
+  inputs.class_weights = in.class_weights;
+  inputs.soft_ids = in.soft_ids, inputs.soft_probabilities = in.soft_probabilities;
+  inputs.vocab_order = in.vocab_order;
+  inputs.has_denominator = in.denominator.has_value();
+  inputs.denominator = in.denominator.value_or(0);
+  cutloss_outputs outputs;
+  cutloss_outputs_init(&outputs);
+  outputs.loss = out.loss, outputs.d_e = out.d_e, outputs.d_c = out.d_c;
+  outputs.top_k_ids = out.top_k_ids, outputs.top_k_logprobs = out.top_k_logprobs;
+  if (b.overlap) outputs.d_c = const_cast<void*>(in.c);
+  std::vector<char> workspace(cutloss_plan_workspace_bytes(plan));
+  const cutloss_status status = cutloss_run(plan, &inputs, &outputs, workspace.data(), workspace.size(), nullptr);
+  cutloss_plan_free(plan);
+  return status == CUTLOSS_OK ? "" : cutloss_last_error();
+}
+
+TEST(Policies, ARuleIsNotKeptOrHasAnotherTextInCOrCpp) {
+  const Json policies = table();
+  ASSERT_GT(policies.size(), 40u);
+  for (const Json& policy : policies) {
+    const Broken b = break_rule(policy["set"]);
+    std::string text = policy["text"];
+    const bool open = text.ends_with("...");
+    if (open) text.resize(text.size() - 3);
+    for (const auto refusal : {refusal_in_cpp, refusal_in_c}) {
+      const std::string said = refusal(b);
+      EXPECT_EQ(open ? said.substr(0, text.size()) : said, text)
+          << policy["set"] << (refusal == refusal_in_c ? " in C" : "");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cutloss
+#endif
