@@ -62,7 +62,7 @@ int check(const CheckOptions& options, bool json) {
     if (const Status valid = validate(test.problem); !valid.ok()) return report(valid);
     // No plan adds up more in a row than all of a vocabulary or all tokens.
     const double additions = static_cast<double>(test.problem.vocab + test.problem.tokens + 4);
-    const auto want = reference::linear_cross_entropy(test.problem, test.inputs, {.additions = additions});
+    const reference::Reference want = reference_of(test, additions);
     for (const std::string& target : targets) {
       for (const Mode mode : test.modes()) {
         if (options.mode != "all" && parse_mode(options.mode) != mode) continue;
@@ -115,6 +115,7 @@ int check(const CheckOptions& options, bool json) {
 void add_check(CLI::App& app, int& code) {
   CLI::App* const command = app.add_subcommand("check", "Compare random problems with float64, in all modes");
   command->footer(
+      "Half of them also have a bias, weights, soft targets, metrics and the other options of 'cutloss loss'.\n"
       "Each run is also repeated with several threads and with its tasks backwards, which must give the same bits.\n"
       "A failure prints one line that repeats it; exit code 1.\n\n"
       "Examples:\n"
@@ -142,10 +143,9 @@ void add_check(CLI::App& app, int& code) {
   command->add_option("--max-d", options.max_d, "Largest hidden size")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  const CLI::IsMember dtypes({"f32", "bf16"});  // the oracle's
-  command->add_option("--dtype", dtype, "Of E and C (default: random)")->check(dtypes);
-  command->add_option("--e-dtype", options.e_dtype, "Of E alone")->check(dtypes);
-  command->add_option("--c-dtype", options.c_dtype, "Of C alone")->check(dtypes);
+  command->add_option("--dtype", dtype, "Of E and C (default: random)")->check(dtype_names());
+  command->add_option("--e-dtype", options.e_dtype, "Of E alone")->check(dtype_names());
+  command->add_option("--c-dtype", options.c_dtype, "Of C alone")->check(dtype_names());
   command->add_option("--head-layout", options.head_layout, "Of C (default: random)")->check(layout_names());
   command->add_option("--reduction", options.reduction, "Default: random")->check(reduction_names());
   command->add_option("--softcap", options.softcap, "0: none (default: random)")->check(CLI::NonNegativeNumber);

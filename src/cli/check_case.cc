@@ -54,12 +54,10 @@ Matrix draw_matrix(Random& random, std::int64_t rows, std::int64_t columns) {
   return m;
 }
 
-// Sets every byte to 0xFF, which is NaN in f32 and bf16 and -1, no label, in integers.
+// Sets every byte to 0xFF, which is NaN in every float and -1, no label, in integers.
 std::vector<std::byte> poisoned(DType dtype, std::int64_t count) {
   return std::vector<std::byte>(static_cast<std::size_t>(count) * size_of(dtype), std::byte{0xFF});
 }
-
-DType draw_dtype(Random& random) { return random.chance(0.4) ? DType::bf16 : DType::f32; }
 
 void draw_shape(Random& random, const CheckOptions& options, const std::string& target, Problem& p) {
   p.tokens = draw_extent(random, options.max_n);
@@ -112,6 +110,7 @@ void draw_objective(Random& random, const CheckOptions& options, Problem& p) {
   if (random.chance(0.1)) p.bad_labels = BadLabels::nan;
   if (random.chance(0.2)) p.d_e_dtype = draw_dtype(random);
   if (random.chance(0.2)) p.d_c_dtype = draw_dtype(random);
+  draw_terms(random, p);
 }
 
 // Any sizes that a tuning file may hold, however unwise. The target is filled in by who runs the case.
@@ -154,34 +153,38 @@ CheckCase make_case(const CheckOptions& options, std::uint64_t seed, const std::
     for (std::int64_t k = 0; k < p.hidden; ++k) store(p.c_dtype, out.c_memory.data(), head_at(j, k), random.normal());
   }
 
+  out.terms = fill_terms(random, p);
   p.label_stride = random.pick(std::vector<std::int64_t>{1, 1, 2, -1});
   const std::int64_t last = std::max<std::int64_t>(p.tokens - 1, 0) * std::abs(p.label_stride);
   const std::int64_t first_label = p.label_stride < 0 ? last : 0;
   out.label_memory = poisoned(p.label_dtype, last + 1);
   const double ignored_share = random.pick(std::vector{0.0, 0.0, 0.3, 0.9, 1.0});
+  std::vector<std::int64_t> labels;
   for (std::int64_t i = 0; i < p.tokens; ++i) {
     std::int64_t label = random.below(p.vocab);
     if (random.chance(ignored_share)) label = p.ignore_index;
     if (random.chance(0.05) && p.bad_labels == BadLabels::nan) label = p.vocab;
+    labels.push_back(label);
     const std::int64_t at = first_label + i * p.label_stride;
     if (p.label_dtype == DType::i32) {
       reinterpret_cast<std::int32_t*>(out.label_memory.data())[at] = static_cast<std::int32_t>(label);
     } else {
       reinterpret_cast<std::int64_t*>(out.label_memory.data())[at] = label;
     }
-    const bool sure = confident && random.chance(0.5);
-    // Where all rows are one, it must stay finite.
-    const bool ignored = label == p.ignore_index && e.step.axis0 != 0;
-    const float scale = spread / std::sqrt(static_cast<float>(p.hidden));
+  }
+  const std::vector<bool> unread = unread_rows(p, labels, out.terms);
+  const float scale = spread / std::sqrt(static_cast<float>(p.hidden));
+  for (std::int64_t i = 0; i < p.tokens; ++i) {
+    const std::int64_t label = labels[static_cast<std::size_t>(i)];
+    const bool sure = confident && random.chance(0.5) && label >= 0 && label < p.vocab;
     for (std::int64_t k = 0; k < p.hidden; ++k) {
       float value = scale * random.normal();
-      if (sure && label >= 0 && label < p.vocab) {
-        value = 40.0f / static_cast<float>(p.hidden) * load(p.c_dtype, out.c_memory.data(), head_at(label, k));
-      }
+      if (sure) value = 40.0f / static_cast<float>(p.hidden) * load(p.c_dtype, out.c_memory.data(), head_at(label, k));
       store(p.e_dtype, out.e_memory.data(), e.at(i, k), value);
-      if (ignored)
-        std::memset(out.e_memory.data() + static_cast<std::size_t>(e.at(i, k)) * size_of(p.e_dtype), 0xFF,
-                    size_of(p.e_dtype));
+      // Where all rows are one, it must stay finite.
+      if (!unread[static_cast<std::size_t>(i)] || e.step.axis0 == 0) continue;
+      std::memset(out.e_memory.data() + static_cast<std::size_t>(e.at(i, k)) * size_of(p.e_dtype), 0xFF,
+                  size_of(p.e_dtype));
     }
   }
   if (random.chance(0.5)) {
@@ -194,6 +197,7 @@ CheckCase make_case(const CheckOptions& options, std::uint64_t seed, const std::
       .labels = out.label_memory.data() + static_cast<std::size_t>(first_label) * size_of(p.label_dtype),
       .cotangent = out.cotangents.empty() ? nullptr : out.cotangents.data(),
   };
+  out.terms.put_into(p, out.inputs);
   return out;
 }
 
@@ -215,6 +219,7 @@ std::string CheckCase::text() const {
       p.softcap ? fmt::format("{:g}", *p.softcap) : "none", p.want_d_e ? name(p.d_e_dtype.value_or(p.e_dtype)) : "no",
       p.want_d_c ? name(p.d_c_dtype.value_or(p.c_dtype)) : "no", values);
   if (p.bad_labels == BadLabels::nan) out += ", labels outside the vocabulary";
+  if (const std::string more = terms_text(p); !more.empty()) out += "," + more;
   if (!cotangents.empty()) out += ", upstream gradient";
   if (budget_share) out += fmt::format(", budget {:.0f} % of the workspace it would like", 100 * *budget_share);
   return out;

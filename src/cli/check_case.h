@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cutloss/cutloss.hpp"
+#include "src/cli/check_terms.h"
 
 namespace cutloss::cli {
 
@@ -31,6 +32,7 @@ struct CheckCase {
   std::string values;                  // what the data is like
   std::vector<std::byte> e_memory, c_memory, label_memory;
   std::vector<float> cotangents;
+  CheckTerms terms;
   Inputs inputs;
 
   std::vector<Mode> modes() const;  // that the wanted gradients allow

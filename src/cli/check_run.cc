@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kGuard = 64;
 constexpr std::byte kGuardByte{0xA5};
-constexpr std::byte kPoison{0xFF};  // NaN in f32 and bf16
+constexpr std::byte kPoison{0xFF};  // NaN in every float
 
 // Memory between guard bytes, NaN until written.
 class Guarded {
@@ -48,37 +48,96 @@ class BackwardsExecutor : public Executor {
   }
 };
 
+// Small numbers of either sign, for gradients that are added to.
+Guarded addend(DType dtype, std::int64_t count, bool wanted, bool accumulate) {
+  Guarded memory(wanted ? static_cast<std::size_t>(count) * size_of(dtype) : 0, 4);
+  for (std::int64_t i = 0; wanted && accumulate && i < count; ++i) {
+    store(dtype, memory.data(), i, static_cast<float>(i % 7 - 3) / 4);
+  }
+  return memory;
+}
+
 struct Results {
   explicit Results(const Problem& p)
-      : count(static_cast<std::size_t>(p.tokens)),
-        loss((p.reduction == Reduction::none ? count : 1) * sizeof(float), 4),
-        nll(count * sizeof(float), 0),
-        lse(count * sizeof(float), 4),
-        d_e(p.want_d_e ? bytes(p.d_e_dtype.value_or(p.e_dtype), p.tokens * p.hidden) : 0, 4),
-        d_c(p.want_d_c ? bytes(p.d_c_dtype.value_or(p.c_dtype), p.vocab * p.hidden) : 0, 4) {}
-  static std::size_t bytes(DType dtype, std::int64_t n) { return static_cast<std::size_t>(n) * size_of(dtype); }
+      : n(p.tokens),
+        loss(floats(p.reduction == Reduction::none ? n : 1), 4),
+        nll(floats(n), 0),
+        lse(floats(n), 4),
+        entropy(floats(p.metrics.entropy ? n : 0), 0),
+        mean_logits(floats(p.metrics.mean_logits ? p.vocab : 0), 4),
+        top_k_logprobs(floats(n * p.metrics.top_k), 0),
+        argmax(ids(p.metrics.argmax ? n : 0), 8),
+        correct(static_cast<std::size_t>(p.metrics.argmax ? n : 0), 1),
+        rank(ids(p.metrics.rank ? n : 0), 8),
+        top_k_ids(ids(n * p.metrics.top_k), 8),
+        d_e(addend(p.d_e_dtype.value_or(p.e_dtype), n * p.hidden, p.want_d_e, p.accumulate_d_e)),
+        d_c(addend(p.d_c_dtype.value_or(p.c_dtype), p.vocab * p.hidden, p.want_d_c, p.accumulate_d_c)),
+        d_bias(addend(p.bias_dtype.value_or(DType::f32), p.vocab, p.want_d_bias, p.accumulate_d_bias)) {}
+  static std::size_t floats(std::int64_t count) { return static_cast<std::size_t>(count) * sizeof(float); }
+  static std::size_t ids(std::int64_t count) { return static_cast<std::size_t>(count) * sizeof(std::int64_t); }
 
   Outputs outputs(const Problem& p) {
-    return {.loss = reinterpret_cast<float*>(loss.data()),
-            .nll = reinterpret_cast<float*>(nll.data()),
-            .lse = reinterpret_cast<float*>(lse.data()),
-            .d_e = p.want_d_e ? d_e.data() : nullptr,
-            .d_c = p.want_d_c ? d_c.data() : nullptr,
-            .valid_count = &valid_count};
-  }
-  bool intact() const { return loss.intact() && nll.intact() && lse.intact() && d_e.intact() && d_c.intact(); }
-  // The first output that differs in a bit, or null.
-  const char* difference(const Results& other) const {
-    if (!loss.same(other.loss)) return "loss";
-    if (!nll.same(other.nll)) return "nll";
-    if (!lse.same(other.lse)) return "lse";
-    if (!d_e.same(other.d_e)) return "d_e";
-    if (!d_c.same(other.d_c)) return "d_c";
-    return valid_count == other.valid_count ? nullptr : "valid_count";
+    const auto wanted = [](bool want, auto* as, Guarded& memory) {
+      return want ? reinterpret_cast<decltype(as)>(memory.data()) : nullptr;
+    };
+    float* const f = nullptr;
+    std::int64_t* const id = nullptr;
+    Outputs out;
+    out.loss = wanted(true, f, loss);
+    out.nll = wanted(true, f, nll);
+    out.lse = wanted(true, f, lse);
+    out.d_e = p.want_d_e ? d_e.data() : nullptr;
+    out.d_c = p.want_d_c ? d_c.data() : nullptr;
+    out.d_bias = p.want_d_bias ? d_bias.data() : nullptr;
+    out.valid_count = &valid_count;
+    out.entropy = wanted(p.metrics.entropy, f, entropy);
+    out.mean_logits = wanted(p.metrics.mean_logits, f, mean_logits);
+    out.argmax = wanted(p.metrics.argmax, id, argmax);
+    out.correct = wanted(p.metrics.argmax, static_cast<std::uint8_t*>(nullptr), correct);
+    out.rank = wanted(p.metrics.rank, id, rank);
+    out.top_k_ids = wanted(p.metrics.top_k > 0, id, top_k_ids);
+    out.top_k_logprobs = wanted(p.metrics.top_k > 0, f, top_k_logprobs);
+    return out;
   }
 
-  std::size_t count;
-  Guarded loss, nll, lse, d_e, d_c;
+  struct Named {
+    const char* name;
+    Guarded Results::*memory;
+  };
+  static std::span<const Named> all() {
+    static constexpr Named list[] = {{"loss", &Results::loss},
+                                     {"nll", &Results::nll},
+                                     {"lse", &Results::lse},
+                                     {"entropy", &Results::entropy},
+                                     {"mean_logits", &Results::mean_logits},
+                                     {"top_k_logprobs", &Results::top_k_logprobs},
+                                     {"argmax", &Results::argmax},
+                                     {"correct", &Results::correct},
+                                     {"rank", &Results::rank},
+                                     {"top_k_ids", &Results::top_k_ids},
+                                     {"d_e", &Results::d_e},
+                                     {"d_c", &Results::d_c},
+                                     {"d_bias", &Results::d_bias}};
+    return list;
+  }
+  bool intact() const {
+    return std::all_of(all().begin(), all().end(), [&](const Named& one) { return (this->*one.memory).intact(); });
+  }
+  // The first output that differs in a bit, or null.
+  const char* difference(const Results& other) const {
+    for (const auto& [what, memory] : all()) {
+      if (!(this->*memory).same(other.*memory)) return what;
+    }
+    return valid_count == other.valid_count ? nullptr : "valid_count";
+  }
+  std::int64_t id_at(const Guarded& memory, std::int64_t at) const {
+    std::int64_t id;
+    std::memcpy(&id, memory.data() + at * 8, sizeof id);
+    return id;
+  }
+
+  std::int64_t n;
+  Guarded loss, nll, lse, entropy, mean_logits, top_k_logprobs, argmax, correct, rank, top_k_ids, d_e, d_c, d_bias;
   std::int64_t valid_count = -1;
 };
 
@@ -89,7 +148,7 @@ void compare(const char* what, DType dtype, const Guarded& got, const std::vecto
   std::size_t worst_at = 0;
   for (std::size_t i = 0; i < want.size(); ++i) {
     const double value = static_cast<double>(load(dtype, got.data(), static_cast<std::int64_t>(i)));
-    if (value == want[i] || (std::isnan(value) && std::isnan(want[i]))) continue;
+    if (value == want[i] || (std::isnan(value) && std::isnan(want[i])) || std::isinf(bound[i])) continue;
     const double share = std::abs(value - want[i]) / bound[i];
     if (!(share <= worst)) {
       worst = std::isnan(share) ? INFINITY : share;
@@ -104,7 +163,58 @@ void compare(const char* what, DType dtype, const Guarded& got, const std::vecto
                                load(dtype, got.data(), at), want[worst_at], bound[worst_at]);
 }
 
+// Ids and counts of one row, which are exact where logits are further apart than their errors.
+void compare_order(const Problem& p, const Results& got, const reference::Reference& want, std::int64_t row,
+                   CheckReport& report) {
+  const auto i = static_cast<std::size_t>(row);
+  const auto vocab = static_cast<std::size_t>(p.vocab);
+  const auto fail = [&](const char* what, std::int64_t id) {
+    if (report.failure.empty()) report.failure = fmt::format("{}[{}]: got {}", what, row, id);
+  };
+  const double* z = &want.logits[i * vocab];
+  const double near = 2 * want.logit_error[i];
+  const bool counts = want.counts[i] != 0;
+  if (counts && std::isnan(want.lse[i])) return;
+  std::vector<double> sorted(z, z + p.vocab);
+  std::sort(sorted.rbegin(), sorted.rend());
+  // An id whose logit may be the k-th largest; -1 where there is none.
+  const auto is_one = [&](std::int64_t id, std::size_t k) {
+    if (!counts || k >= vocab || sorted[k] == -INFINITY) return id == -1;
+    return id >= 0 && id < p.vocab && z[id] >= sorted[k] - near;
+  };
+  if (p.metrics.argmax) {
+    const std::int64_t id = got.id_at(got.argmax, row);
+    if (!is_one(id, 0)) fail("argmax", id);
+    const bool hit = counts && id >= 0 && id == want.label[i];
+    if (static_cast<bool>(got.correct.data()[row]) != hit) fail("correct", !hit);
+  }
+  if (p.metrics.rank) {
+    const std::int64_t rank = got.id_at(got.rank, row), label = want.label[i];
+    std::int64_t least = 0, most = 0;
+    for (std::int64_t v = 0; counts && label >= 0 && v < p.vocab; ++v) {
+      least += v != label && z[v] > z[label] + near;
+      most += v != label && z[v] > z[label] - near;
+    }
+    if (!counts ? rank != -1 : label >= 0 && (rank < least || rank > most)) fail("rank", rank);
+  }
+  for (std::int64_t k = 0; k < p.metrics.top_k; ++k) {
+    const std::int64_t id = got.id_at(got.top_k_ids, row * p.metrics.top_k + k);
+    if (!is_one(id, static_cast<std::size_t>(k))) fail("top_k_ids", id);
+    if (id < 0 || id >= p.vocab) continue;
+    const double wanted = z[id] - want.lse[i];
+    const double bound = want.lse_bound[i] + want.logit_error[i] + 0x1p-24 * std::abs(wanted);
+    const double logprob = load(DType::f32, got.top_k_logprobs.data(), row * p.metrics.top_k + k);
+    if (!(std::abs(logprob - wanted) <= bound)) fail("top_k_logprobs", id);
+  }
+}
+
 }  // namespace
+
+reference::Reference reference_of(const CheckCase& test, double additions) {
+  const Results before(test.problem);
+  return reference::linear_cross_entropy(test.problem, test.inputs,
+                                         {additions, before.d_e.data(), before.d_c.data(), before.d_bias.data()});
+}
 
 CheckReport run_check(const CheckCase& test, const reference::Reference& want, Mode mode, const std::string& target,
                       int threads) {
@@ -167,6 +277,12 @@ CheckReport run_check(const CheckCase& test, const reference::Reference& want, M
     compare("d_c", p.d_c_dtype.value_or(p.c_dtype), first.d_c, want.d_c, want.d_c_bound,
             p.head_layout == HeadLayout::vd ? p.hidden : p.vocab, report);
   }
+  if (p.want_d_bias) compare("d_bias", *p.bias_dtype, first.d_bias, want.d_bias, want.d_bias_bound, 0, report);
+  if (p.metrics.entropy) compare("entropy", DType::f32, first.entropy, want.entropy, want.entropy_bound, 0, report);
+  if (p.metrics.mean_logits) {
+    compare("mean_logits", DType::f32, first.mean_logits, want.mean_logits, want.mean_logits_bound, 0, report);
+  }
+  for (std::int64_t row = 0; row < p.tokens; ++row) compare_order(p, first, want, row, report);
   if (report.failure.empty() && first.valid_count != want.valid_count) {
     report.failure = fmt::format("valid_count: got {}, want {}", first.valid_count, want.valid_count);
   }

@@ -15,8 +15,11 @@ struct CheckReport {
   double worst_share = 0;  // largest error as a share of its bound
 };
 
-// Everything is compared that can be: loss, nll, lse, gradients and counts with their bounds; exact zeros of ignored
-// rows; the same bits for one thread, several, and tasks run backwards; nothing written outside the outputs.
+// What float64 makes of it, with the bounds for so many additions in a row.
+reference::Reference reference_of(const CheckCase& test, double additions);
+
+// Everything is compared that can be: loss, nll, lse, gradients, metrics and counts with their bounds; exact zeros of
+// ignored rows; the same bits for one thread, several, and tasks run backwards; nothing written outside the outputs.
 CheckReport run_check(const CheckCase& test, const reference::Reference& want, Mode mode, const std::string& target,
                       int threads);
 
