@@ -35,7 +35,7 @@ def answers(model: Any, tokenizer: Any, pairs: list[data.Pair], config: Config) 
         num_kv_heads=model.config.num_kv_heads,
         head_dim=model.config.head_dim,
     )
-    sampler = sampling.Sampler(model, TokenizerAdapter(tokenizer), cache)
+    sampler = sampling.Sampler(_without_remat(model), TokenizerAdapter(tokenizer), cache)
     found: list[str] = []
     size = min(wanted.batch, len(pairs))
     for start in range(0, len(pairs), size):
@@ -45,6 +45,25 @@ def answers(model: Any, tokenizer: Any, pairs: list[data.Pair], config: Config) 
         output = sampler(asked, max_generation_steps=wanted.tokens, max_prompt_length=room, temperature=0.0)
         found += [text.strip() for text in output.text[: len(group)]]
     return found
+
+
+def _without_remat(model: Any) -> Any:
+    """A model of the same arrays: rematerialisation is for gradients, and Tunix's Sampler cannot decode under it."""
+    import dataclasses
+
+    from flax import nnx
+
+    if model.config.remat_config.name == "NONE":
+        return model
+    copy = nnx.merge(*nnx.split(model))
+    none = type(model.config.remat_config).NONE
+    for _, module in nnx.iter_graph(copy):
+        if isinstance(module, nnx.Module):
+            if hasattr(getattr(module, "config", None), "remat_config"):
+                module.config = dataclasses.replace(module.config, remat_config=none)
+            if hasattr(module, "remat_config"):  # Gemma's attention has its own
+                module.remat_config = none
+    return copy
 
 
 def records(pairs: list[data.Pair], texts: list[str]) -> list[dict[str, str]]:

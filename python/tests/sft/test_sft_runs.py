@@ -24,6 +24,7 @@ def arguments(settings):
     return json.dumps(settings.to_dict())
 
 
+@long
 def test_loss_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path, capsys):
     settings = runs.settings(tmp_path, lr=1e30, checkpoint_every=1)
     (tmp_path / "sft.json").write_text(arguments(settings))
@@ -116,11 +117,11 @@ def test_every_family_learns_and_answers(tmp_path, family, tied):
     "overrides",
     [
         ("lora.rank=0",),
-        ("lora.bits=8",),
+        ("lora.bits=8", "generation.prompts=1", "generation.tokens=4"),
         ("model.dtype=bfloat16",),
         ("loss.mode=recompute",),
         ("loss.mode=sparse", "loss.filter=unbiased", "loss.tolerance=1e-3"),
-        ("model.remat=BLOCK",),
+        ("model.remat=BLOCK", "generation.prompts=1", "generation.tokens=4"),
         ("model.sizes={num_layers: 1, num_heads: 1, embed_dim: 8}", "lora.rank=1", "train.batch=1"),
     ],
 )

@@ -90,6 +90,17 @@ def test_nan_at_a_masked_position_reaches_nothing():
     assert (np.asarray(grad)[0, [1, 5]] == 0).all()
 
 
+def test_target_of_a_position_is_the_next_token_of_its_own_row():
+    """Shifted twice, or over the rows' border, a model that is right about the next token would seem to be wrong."""
+    import jax.numpy as jnp
+
+    tokens = np.array([[0, 1, 2, 3, 4, 5], [7, 8, 9, 0, 1, 2]])
+    knows_the_next = 50 * np.eye(10, dtype=np.float32)[(tokens + 1) % 10]
+    head = adapters.Head(layer=None, method="decode", weight=jnp.eye(10, dtype=jnp.float32), layout="vd")
+    total, count = weighted_nll(knows_the_next, head, tokens, np.ones_like(tokens, bool))
+    assert count == 10 and 0 <= total < 1e-6
+
+
 def test_newer_tunix_gets_the_sum_and_the_denominator_apart(monkeypatch):
     """Its gradient accumulation divides sums by the sum of denominators; a mean would weigh microbatches wrongly."""
     import dataclasses

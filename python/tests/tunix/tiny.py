@@ -52,6 +52,7 @@ def _gemma4(module, vocab):
         per_layer_input_dim=4,
         frac_shared_layers=0.5,
         global_key_size=8,
+        use_sliding_window_kv_cache=False,  # its cache takes no prompt longer than the window
         attention_pattern=(kinds.LOCAL_SLIDING, kinds.LOCAL_SLIDING, kinds.GLOBAL, kinds.GLOBAL),
         **{**_COMMON, "num_layers": 4},  # fewer have no layer to share from
     )
