@@ -240,7 +240,14 @@ def add_lora(model: Any, lora: Lora, seed: int) -> Any:
     provider = qwix.LoraProvider(
         module_path=rf"(.*/)?({names})", rank=lora.rank, alpha=float(lora.alpha or lora.rank), **bits
     )
-    adapted = qwix.apply_lora_to_model(model, provider, rngs=nnx.Rngs(seed), **model.get_model_input())
+    try:
+        adapted = qwix.apply_lora_to_model(model, provider, rngs=nnx.Rngs(seed), **model.get_model_input())
+    except TypeError as error:
+        if lora.bits is None:
+            raise
+        raise ConfigError(
+            f"lora.bits: this Tunix cannot run {type(model).__name__} with quantised weights ({error}); leave it out"
+        ) from error
     return _with_adapters_in(adapted, "float32")
 
 

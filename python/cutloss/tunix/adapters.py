@@ -93,11 +93,12 @@ def read_head(model) -> Head:
         else:
             layer, method, name, layout = model.lm_head, "__call__", "w", "dv"
         variable = getattr(layer, name)
+        plain = hasattr(variable, "get_value")
         head = Head(
             layer=layer,
             method=method,
-            weight=variable.get_value(),
-            spec=variable.get_metadata().get("out_sharding"),
+            weight=variable.get_value() if plain else variable,  # qwix puts a box in place of the variable
+            spec=variable.get_metadata().get("out_sharding") if plain else None,
             layout=layout,
             softcap=family.softcap(model),
             compute_dtype=family.compute_dtype(model, layer),

@@ -73,7 +73,7 @@ def values_and_grads(model, data):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", ["gemma3", "qwen3-untied"])
+@pytest.mark.parametrize("family", ["gemma3"])  # others cast their weights themselves: Tunix 0.1.7 fails without us
 def test_quantised_weights_under_the_adapters_keep_the_gradients(family):
     """QLoRA: the head itself stays as it is, since module_path does not name it."""
     model = tiny.quantised_model(family)
@@ -85,9 +85,8 @@ def test_quantised_weights_under_the_adapters_keep_the_gradients(family):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("family", "path"), [("gemma3", ".*embedder"), ("qwen3-untied", ".*lm_head")])
-def test_quantised_head_is_refused_by_name(family, path):
-    model = tiny.quantised_model(family, path=path)
+def test_quantised_head_is_refused_by_name():
+    model = tiny.quantised_model("qwen3-untied", path=".*lm_head")
     with pytest.raises(ct.UnsupportedModelError, match="quantised|adapters sit on its head"):
         ct.loss_fn(strict=True)(model, **tiny.batch())
 
