@@ -1,5 +1,5 @@
 // tests/policies.json has one text for each rule a problem can break. Here C++ and C must give them, in
-// python/tests/test_policies.py the tool, NumPy and JAX.
+// python/tests/test_policy_table.py the tool, NumPy and JAX.
 #if __has_include(<nlohmann/json.hpp>)
 #include <cstdlib>
 #include <filesystem>
