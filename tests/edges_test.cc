@@ -52,6 +52,37 @@ TEST_P(Edges, AMeanOverNoWeightDividesByZero) {
   }
 }
 
+// A weight of infinity (or one that a conversion made infinite): the mean is inf / inf.
+TEST_P(Edges, AnInfiniteWeightLooksLikeNone) {
+  for (const bool by_class : {false, true}) {
+    Objective f = testing::fixture(7, 11, 5);
+    (by_class ? f.problem.class_weights : f.problem.token_weights) = true;
+    f.token_weights.assign(7, 1.0f);
+    f.class_weights.assign(11, 1.0f);
+    f.token_weights[2] = f.class_weights[5] = std::numeric_limits<float>::infinity();  // 5 is the first row's label
+    for (const Mode mode : testing::modes_of(f.problem)) {
+      const Results got = testing::run_in(f, mode, GetParam());
+      ASSERT_TRUE(got.status.ok()) << got.status.message();
+      EXPECT_TRUE(std::isnan(got.loss.get(0))) << name(mode) << " by class " << by_class << ": " << got.loss.get(0);
+    }
+  }
+}
+
+// Lanes without a row form exp(z - max) too: with a bias of 1e9 it is infinite where their max is 0.
+TEST_P(Edges, ALargeBiasMakesNanInLanesWithoutARow) {
+  for (const std::int64_t n : {1, 7, 33}) {
+    Objective f = testing::fixture(n, 11, 5);
+    testing::add_bias(f);
+    f.bias.set(4, 1e9f);
+    for (const Mode mode : testing::modes_of(f.problem)) {
+      const Results got = testing::run_in(f, mode, GetParam());
+      ASSERT_TRUE(got.status.ok()) << got.status.message();
+      EXPECT_TRUE(testing::all_finite(got.d_e) && testing::all_finite(got.d_c) && testing::all_finite(got.d_bias))
+          << name(mode) << " N=" << n;
+    }
+  }
+}
+
 TEST(EdgesOfShape, EmptyVocabularyOrHiddenSizeIsASignalOrALoss) {
   for (const auto& [n, v, d, text] :
        {std::tuple{7, 0, 5, "vocab (V) is 0; it must be 1 or more: is the table empty or not yet gathered?"},

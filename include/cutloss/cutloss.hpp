@@ -162,7 +162,9 @@ struct Problem {
   bool want_d_bias = false;        // [V]
   std::optional<DType> d_e_dtype;  // default: e_dtype
   std::optional<DType> d_c_dtype;  // default: c_dtype
-  bool accumulate_d_e = false;     // add to what the output holds, rounding once
+  // Add to what the output holds, rounding once; but in mode chunk, dC and dbias in f32 once a chunk unless
+  // compensated.
+  bool accumulate_d_e = false;
   bool accumulate_d_c = false;
   bool accumulate_d_bias = false;
   bool compensated =

@@ -205,9 +205,11 @@ class LossTask {
   // Adds nothing to dC: a lane that is no row, or a row that will be redone.
   void leave_out(std::int64_t table_row) const {
     const RowTable& table = context_.workspace.rows;
-    for (float* column : {table.max, table.weight, table.label_grad, table.smooth, table.target}) {
+    for (float* column : {table.weight, table.label_grad, table.smooth, table.target}) {
       if (column != nullptr) column[table_row] = 0.0f;
     }
+    // No finite logit is above it: exp(z - max) stays finite, and times the weight 0.
+    if (table.max != nullptr) table.max[table_row] = std::numeric_limits<float>::max();
   }
 
   // See row_factors().

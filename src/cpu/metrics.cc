@@ -33,6 +33,18 @@ void insert(float* top, std::int64_t* top_id, std::int64_t k, float value, std::
   top_id[at] = id;
 }
 
+// The lowest id of a tile's largest logit in one lane. Rows lie by rising id unless there is an order.
+std::int64_t peak_id(const Context& context, const float* z, std::int64_t rows, std::int64_t tile_row, float max,
+                     std::int64_t row) {
+  std::int64_t id = id_at(context, tile_row + row);
+  if (context.inputs.vocab_order == nullptr) return id;
+  const std::int64_t w = context.workspace.geometry.panel;
+  for (std::int64_t v = row + 1; v < rows; ++v) {
+    if (z[v * w] == max) id = std::min(id, id_at(context, tile_row + v));
+  }
+  return id;
+}
+
 }  // namespace
 
 void reset_metrics(const Context& context, const MetricState& state, std::int64_t lanes) {
@@ -92,8 +104,9 @@ void observe_tile(const Context& context, const MetricState& state, std::int64_t
     const std::int64_t at = lane + i;
     if (m.rank) state.rank[at] += static_cast<std::int64_t>(peak.above[i]);
     if (peak.max[i] == kLowest) continue;
-    if (m.argmax) {
-      const std::int64_t id = id_at(context, tile_row + static_cast<std::int64_t>(peak.row[i]));
+    if (m.argmax && peak.max[i] >= state.best[at]) {
+      const std::int64_t id =
+          peak_id(context, z + i, rows, tile_row, peak.max[i], static_cast<std::int64_t>(peak.row[i]));
       if (before(peak.max[i], id, state.best[at], state.best_id[at])) {
         state.best[at] = peak.max[i];
         state.best_id[at] = id;

@@ -23,7 +23,8 @@ class EveryTargetsMetrics : public ::testing::TestWithParam<std::string> {
  protected:
   // Logits as given, exactly: hidden size 1, hidden state 1, and rows that differ by their labels alone.
   Measured measure(const std::vector<float>& z, const std::vector<std::int64_t>& labels, std::int64_t k, float e = 1.0f,
-                   bool masked = false, std::optional<float> softcap = {}) {
+                   bool masked = false, std::optional<float> softcap = {},
+                   const std::vector<std::int64_t>& order = {}) {
     Problem p;
     p.tokens = static_cast<std::int64_t>(labels.size());
     p.vocab = static_cast<std::int64_t>(z.size());
@@ -32,6 +33,7 @@ class EveryTargetsMetrics : public ::testing::TestWithParam<std::string> {
     p.bad_labels = BadLabels::nan;
     p.metrics = {true, true, true, k, false};
     p.softcap = softcap;
+    p.vocab_order = !order.empty();
     p.want_d_c = true;
     if (masked) p.bias_dtype = DType::f32;
     const std::vector<float> states(labels.size(), e), bias(z.size(), masked ? -kInf : 0.0f);
@@ -48,6 +50,7 @@ class EveryTargetsMetrics : public ::testing::TestWithParam<std::string> {
                std::vector<std::uint8_t>(n)};
     Inputs in{states.data(), z.data(), labels.data()};
     if (masked) in.bias = bias.data();
+    if (!order.empty()) in.vocab_order = order.data();
     Outputs out{m.loss.data(), m.nll.data(), m.lse.data()};
     out.d_c = m.d_c.data();
     out.entropy = m.entropy.data();
@@ -73,6 +76,20 @@ TEST_P(EveryTargetsMetrics, OfEqualLogitsAHigherIdIsTaken) {
     EXPECT_EQ(m.rank[i], i == 4 ? 4 : 0) << "equals are not larger; row " << i;
     const std::vector<std::int64_t> want{3, 4, 250, 699, 0, 1};
     for (std::size_t k = 0; k < 6; ++k) EXPECT_EQ(m.ids[i * 6 + k], want[k]) << i << " " << k;
+  }
+}
+
+TEST_P(EveryTargetsMetrics, OfEqualLogitsTheFirstInTheOrderIsTaken) {
+  std::vector<float> z(700, 0.0f);
+  for (const std::size_t v : {3u, 4u, 250u, 699u}) z[v] = 5.0f;
+  std::vector<std::int64_t> order(700);
+  for (std::size_t i = 0; i < 700; ++i) order[i] = static_cast<std::int64_t>(699 - i);
+  std::swap(order[699 - 3], order[2]);  // 3 is at place 2, behind 699 in the same tile
+  const Measured m = measure(z, {3, 4, 250, 699, 0}, 4, 1.0f, false, {}, order);
+  for (std::size_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(m.argmax[i], 3) << i;
+    EXPECT_EQ(m.correct[i], i == 0) << i;
+    EXPECT_EQ(m.ids[i * 4], 3) << i;
   }
 }
 

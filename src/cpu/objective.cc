@@ -104,7 +104,8 @@ Objective prepare_objective(const Context& context, std::int64_t rows) {
       sum += token_weight * target;
     }
     const double denominator = in.denominator.value_or(sum);
-    objective.scale = denominator == 0 ? 0 : 1 / denominator;
+    // An infinite weight must not look like no weight: inf / inf.
+    objective.scale = denominator == 0 ? 0 : std::isinf(denominator) ? NAN : 1 / denominator;
   }
   if (p.label_smoothing > 0) {
     for (std::int64_t v = 0; v < p.vocab; ++v) objective.class_weight_sum += class_weight(context, v);
