@@ -114,6 +114,7 @@ class PanelFilter {
     const RowSums d_e = hidden_sums();
     for (std::int64_t v = 0; v < tile_.rows; ++v) {
       std::uint32_t bits = scratch_.masks[v] & live;
+      if (bits == 0) continue;  // most rows
       const std::int64_t row = scratch_.table != nullptr ? v : id_at(context_, tile_.row + v);
       for (; bits != 0; bits &= bits - 1) {
         const int i = std::countr_zero(bits);
