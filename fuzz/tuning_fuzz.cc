@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string>
 
@@ -17,18 +18,9 @@ void require(bool condition, const char* what) {
   std::abort();
 }
 
-// The sum of tuning.h, written again: FNV-1a.
-std::string sum_of(const std::string& bytes) {
-  std::uint64_t value = 0xCBF29CE484222325u;
-  for (const char c : bytes) value = (value ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
-  char digits[17];
-  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(value));
-  return digits;
-}
-
 const std::string& path() {
   static const std::string made = [] {
-    std::string name = "/tmp/cutloss-tuning-fuzz-XXXXXX";
+    std::string name = (std::filesystem::temp_directory_path() / "cutloss-tuning-fuzz-XXXXXX").string();
     const int file = mkstemp(name.data());
     if (file < 0) std::abort();
     close(file);
@@ -54,6 +46,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   (void)cutloss::parse_tuning(bytes);
   check_file(bytes);
   const std::string body = "cutloss tuning 1\ncpu a cpu\n" + bytes;
-  check_file(body + "sum " + sum_of(body) + "\n");
+  check_file(body + "sum " + cutloss::tuning_sum(body) + "\n");
   return 0;
 }

@@ -26,6 +26,9 @@ const std::string& this_cpu();  // read once: the kernel may take milliseconds f
 // CUTLOSS_TUNING_FILE is "none".
 std::string tuning_path(std::string_view cpu);
 
+// 64 bits of FNV-1a, as 16 hexadecimal digits.
+std::string tuning_sum(std::string_view bytes);
+
 struct TuningFile {
   std::vector<TunedBlocks> entries;
   bool used = false;  // read and right

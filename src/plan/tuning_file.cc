@@ -22,14 +22,6 @@ constexpr std::string_view kVersion = "1";
 constexpr std::size_t kMaxBytes = 64 << 10;  // 256 entries take less than 20 KiB
 constexpr const char* kMissing = "missing";
 
-std::string hash(std::string_view bytes) {
-  std::uint64_t value = 0xCBF29CE484222325u;
-  for (const char c : bytes) value = (value ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
-  char digits[17];
-  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(value));
-  return digits;
-}
-
 // "" or why not. A pipe must not block, nor a device be read for ever; a link may be somebody else's.
 std::string read_small(const std::string& path, std::string& content) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW);
@@ -69,7 +61,7 @@ std::string parse_file(std::string_view content, std::string_view cpu, std::vect
   if (line.substr(kName.size()) != kVersion) return "of another version of the format";
   const std::size_t sum = content.rfind("sum ");
   if (sum == std::string_view::npos || content[sum - 1] != '\n') return "cut short";
-  if (content.substr(sum) != "sum " + hash(content.substr(0, sum)) + "\n") return "cut short or changed";
+  if (content.substr(sum) != "sum " + tuning_sum(content.substr(0, sum)) + "\n") return "cut short or changed";
   if (!take_line(rest, line) || !line.starts_with("cpu ")) return "has no CPU in it";
   if (line.substr(4) != cpu) return "measured on another CPU";
   const auto first = static_cast<std::size_t>(rest.data() - content.data());
@@ -81,6 +73,14 @@ std::string parse_file(std::string_view content, std::string_view cpu, std::vect
 }
 
 }  // namespace
+
+std::string tuning_sum(std::string_view bytes) {
+  std::uint64_t value = 0xCBF29CE484222325u;
+  for (const char c : bytes) value = (value ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(value));
+  return digits;
+}
 
 std::string cpu_model(const std::string& cpuinfo) {
   // x86 has the first five, Arm the others.
@@ -126,7 +126,7 @@ std::string tuning_path(std::string_view cpu) {
   } else {
     return "";
   }
-  return text(folder, "/cutloss/tuning-", hash(cpu).substr(0, 8), ".txt");
+  return text(folder, "/cutloss/tuning-", tuning_sum(cpu).substr(0, 8), ".txt");
 }
 
 TuningFile read_tuning(const std::string& path, std::string_view cpu) {
@@ -162,7 +162,7 @@ Status write_tuning(const std::string& path, std::string_view cpu, const std::ve
   }
   close(file);
   std::ofstream out(temporary, std::ios::binary);
-  out << body << "sum " << hash(body) << "\n";
+  out << body << "sum " << tuning_sum(body) << "\n";
   out.close();
   if (!out) {
     std::filesystem::remove(temporary, error);
