@@ -2,36 +2,24 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-
 #include "src/cpu/test_problem.h"
+#include "src/plan/test_folder.h"
 
 namespace cutloss {
 namespace {
 
 constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
 
-class Memory : public ::testing::Test {
+class Memory : public testing::InFolder {
  protected:
   void SetUp() override {
-    std::string pattern = (std::filesystem::temp_directory_path() / "cutloss-memory-XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    root_ = pattern;
+    InFolder::SetUp();
     write("/meminfo", "MemTotal:       65536000 kB\nMemFree:  100 kB\nMemAvailable:   33554432 kB\n");  // 32 GiB
   }
-  void TearDown() override { std::filesystem::remove_all(root_); }
 
-  void write(const std::string& path, const std::string& content) {
-    std::filesystem::create_directories(std::filesystem::path(root_ + path).parent_path());
-    std::ofstream(root_ + path) << content;
-  }
   std::optional<std::uint64_t> left(std::optional<std::uint64_t> address_space = {}) {
     return available_memory(root_ + "/fs", root_ + "/membership", root_ + "/meminfo", address_space);
   }
-
-  std::string root_;
 };
 
 TEST_F(Memory, WithoutLimitsTheHostsIsAvailable) { EXPECT_EQ(left(), 32 * kGiB); }

@@ -2,29 +2,14 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
+#include "src/plan/test_folder.h"
 
 namespace cutloss {
 namespace {
 
-class Quota : public ::testing::Test {
+class Quota : public testing::InFolder {
  protected:
-  void SetUp() override {
-    std::string pattern = (std::filesystem::temp_directory_path() / "cutloss-quota-XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    root_ = pattern;
-  }
-  void TearDown() override { std::filesystem::remove_all(root_); }
-
-  void write(const std::string& path, const std::string& content) {
-    std::filesystem::create_directories(std::filesystem::path(root_ + path).parent_path());
-    std::ofstream(root_ + path) << content;
-  }
   int quota() { return cpu_quota(root_ + "/fs", root_ + "/membership"); }
-
-  std::string root_;
 };
 
 TEST_F(Quota, RoundsAVersion2LimitDown) {

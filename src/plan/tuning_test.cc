@@ -11,6 +11,7 @@
 
 #include "src/cpu/kernels.h"
 #include "src/cpu/test_problem.h"
+#include "src/plan/test_folder.h"
 #include "src/plan/workspace.h"
 
 namespace cutloss {
@@ -18,15 +19,12 @@ namespace {
 
 constexpr const char* kCpu = "GenuineTest, family 6, model 1";
 
-class Tuning : public ::testing::Test {
+class Tuning : public testing::InFolder {
  protected:
   void SetUp() override {
-    std::string pattern = (std::filesystem::temp_directory_path() / "cutloss-tuning-XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
-    path_ = folder_ + "/cache/tuning.txt";
+    InFolder::SetUp();
+    path_ = root_ + "/cache/tuning.txt";
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
 
   std::string content() const {
     std::ostringstream all;
@@ -44,7 +42,7 @@ class Tuning : public ::testing::Test {
     return body + line;
   }
 
-  std::string folder_, path_;
+  std::string path_;
 };
 
 TunedBlocks entry(const std::string& target, Mode mode, std::int64_t hidden, Blocks blocks) {
@@ -63,7 +61,7 @@ TEST_F(Tuning, WhatIsWrittenIsRead) {
   EXPECT_TRUE(file.used) << file.note;
   EXPECT_EQ(format_tuning(file.entries), format_tuning(some_entries()));
   EXPECT_NE(file.note.find("3 entries"), std::string::npos) << file.note;
-  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_ + "/cache"), {}), 1) << "a temporary file stayed";
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(root_ + "/cache"), {}), 1) << "a temporary file stayed";
 }
 
 TEST_F(Tuning, EveryTruncationIsIgnoredWithAWord) {
@@ -127,18 +125,18 @@ TEST_F(Tuning, ForeignFilesAreIgnoredAndSaidWhy) {
 
 TEST_F(Tuning, WhatIsNoFileNeitherBlocksNorCounts) {
   EXPECT_TRUE(read_tuning(path_, kCpu).note.starts_with("none yet"));
-  std::filesystem::create_directories(folder_ + "/cache");
+  std::filesystem::create_directories(root_ + "/cache");
   ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
-  for (const std::string& path : {path_, folder_, std::string("/dev/zero")}) {
+  for (const std::string& path : {path_, root_, std::string("/dev/zero")}) {
     EXPECT_NE(read_tuning(path, kCpu).note.find("not a regular file"), std::string::npos) << path;
   }
   EXPECT_FALSE(write_tuning("/proc/no/file", kCpu, {}).ok());
 }
 
 TEST_F(Tuning, LinksAreNeitherReadNorWrittenThrough) {
-  const std::string target = folder_ + "/target";
+  const std::string target = root_ + "/target";
   ASSERT_TRUE(write_tuning(target, kCpu, some_entries()).ok());
-  std::filesystem::create_directories(folder_ + "/cache");
+  std::filesystem::create_directories(root_ + "/cache");
   std::filesystem::create_symlink(target, path_);
   EXPECT_NE(read_tuning(path_, kCpu).note.find("a symbolic link"), std::string::npos);
   ASSERT_TRUE(write_tuning(path_, kCpu, {}).ok());
@@ -155,7 +153,7 @@ TEST_F(Tuning, ReadersAmongWritersSeeWholeFilesOnly) {
   for (int k = 0; k < 400; ++k) EXPECT_TRUE(read_tuning(path_, kCpu).used);
   one.join();
   two.join();
-  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_ + "/cache"), {}), 1) << "a temporary file stayed";
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(root_ + "/cache"), {}), 1) << "a temporary file stayed";
 }
 
 TEST_F(Tuning, EnvironmentNamesTheFile) {
@@ -168,8 +166,8 @@ TEST_F(Tuning, EnvironmentNamesTheFile) {
   EXPECT_EQ(tuning_path(kCpu), "");
   EXPECT_TRUE(Machine::detect()->tuning.empty());
   unsetenv("CUTLOSS_TUNING_FILE");
-  setenv("XDG_CACHE_HOME", (folder_ + "/xdg").c_str(), 1);
-  EXPECT_TRUE(tuning_path(kCpu).starts_with(folder_ + "/xdg/cutloss/tuning-"));
+  setenv("XDG_CACHE_HOME", (root_ + "/xdg").c_str(), 1);
+  EXPECT_TRUE(tuning_path(kCpu).starts_with(root_ + "/xdg/cutloss/tuning-"));
   EXPECT_NE(tuning_path(kCpu), tuning_path("another CPU"));
   setenv("XDG_CACHE_HOME", "relative", 1);
   EXPECT_FALSE(tuning_path(kCpu).starts_with("relative"));
@@ -178,12 +176,12 @@ TEST_F(Tuning, EnvironmentNamesTheFile) {
 }
 
 TEST_F(Tuning, CpuModelIsOneLineOfTheFirstProcessor) {
-  std::ofstream(folder_ + "/x86") << "processor\t: 0\nvendor_id\t: A\ncpu family\t: 25\nmodel\t\t: 1\n"
-                                     "model name\t: EP\tYC \nstepping\t: 2\n\nmodel name\t: other\n";
-  EXPECT_EQ(cpu_model(folder_ + "/x86"), "A, cpu family 25, model 1, stepping 2, EP YC ");
-  std::ofstream(folder_ + "/arm") << "processor\t: 0\nBogoMIPS\t: 50\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n";
-  EXPECT_EQ(cpu_model(folder_ + "/arm"), "CPU implementer 0x41, CPU part 0xd0c");
-  EXPECT_EQ(cpu_model(folder_ + "/none"), "unknown");
+  std::ofstream(root_ + "/x86") << "processor\t: 0\nvendor_id\t: A\ncpu family\t: 25\nmodel\t\t: 1\n"
+                                   "model name\t: EP\tYC \nstepping\t: 2\n\nmodel name\t: other\n";
+  EXPECT_EQ(cpu_model(root_ + "/x86"), "A, cpu family 25, model 1, stepping 2, EP YC ");
+  std::ofstream(root_ + "/arm") << "processor\t: 0\nBogoMIPS\t: 50\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n";
+  EXPECT_EQ(cpu_model(root_ + "/arm"), "CPU implementer 0x41, CPU part 0xd0c");
+  EXPECT_EQ(cpu_model(root_ + "/none"), "unknown");
 }
 
 // ---------------------------------------------------------------------------------------------- in the planner
