@@ -2,13 +2,10 @@
 
 import functools
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import mesh_checks
 import mesh_objective
+import processes
 import pytest
 
 PROGRAMS = (mesh_checks, mesh_objective)
@@ -16,11 +13,7 @@ PROGRAMS = (mesh_checks, mesh_objective)
 
 @functools.cache
 def outcomes(program, group):
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
-    run = subprocess.run([sys.executable, program.__file__, group], env=os.environ | {"PYTHONPATH": path},
-                         capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
+    return json.loads(processes.run(program.__file__, group, devices=8))
 
 
 def checks(group):

@@ -1,21 +1,19 @@
 """Two processes of four devices each, over gloo, against one process of eight."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
 
+import processes
 import pytest
 
 from cutloss.jax import smoke
 
 
 def start(devices, *arguments):
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices),
-                                "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "cutloss.jax.smoke", "--json", *map(str, arguments)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=processes.environment(devices), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def result(process):

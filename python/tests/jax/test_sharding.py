@@ -1,9 +1,6 @@
 """The loss over two devices: under shard_map with and without type checks, and left to the partitioner."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+import processes
 
 PROGRAM = """
 import jax, numpy as np
@@ -35,8 +32,4 @@ for impl in ("cpu", "xla"):
 
 
 def test_sharded_gradient_is_scaled_or_not_summed():
-    environment = os.environ | {
-        "JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])}
-    run = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
+    processes.run("-c", PROGRAM, devices=2)

@@ -1,12 +1,8 @@
 """Losses known beforehand, over one device and two, eager and compiled."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import numpy as np
+import processes
 import pytest
 from oracle import F32, lattice
 
@@ -104,11 +100,7 @@ for half in (labels % 5, labels % 5 + 5):
 
 
 def test_devices_with_few_tokens_or_no_target_weigh_too_much():
-    environment = os.environ | {
-        "JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])}
-    run = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
+    processes.run("-c", PROGRAM, devices=2)
 
 
 def test_fixed_values_of_a_bias():
