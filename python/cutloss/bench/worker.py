@@ -79,31 +79,33 @@ def _read_torch(x, w):
     return read
 
 
-def torch_dense(job, e, c, labels):
+def _torch_whole(job, e, c, labels, loss_of):
+    """One forward and backward pass of loss_of(torch, x, w, labels)."""
     torch, x, w, y = _torch(job, e, c, labels)
 
     def step():
         x.grad = w.grad = None
-        loss = torch.nn.functional.cross_entropy(torch.nn.functional.linear(x, w), y)
+        loss = loss_of(torch, x, w, y)
         if loss.requires_grad:
             loss.backward()
         return loss.detach()
 
     return step, _read_torch(x, w)
+
+
+def torch_dense(job, e, c, labels):
+    def loss(torch, x, w, y):
+        return torch.nn.functional.cross_entropy(torch.nn.functional.linear(x, w), y)
+
+    return _torch_whole(job, e, c, labels, loss)
 
 
 def torch_linear_cross_entropy(job, e, c, labels):
-    torch, x, w, y = _torch(job, e, c, labels)
-    options = torch.nn.LinearCrossEntropyOptions(**job["options"])
+    def loss(torch, x, w, y):
+        options = torch.nn.LinearCrossEntropyOptions(**job["options"])
+        return torch.nn.functional.linear_cross_entropy(x, w, y, reduction="mean", options=options)
 
-    def step():
-        x.grad = w.grad = None
-        loss = torch.nn.functional.linear_cross_entropy(x, w, y, reduction="mean", options=options)
-        if loss.requires_grad:
-            loss.backward()
-        return loss.detach()
-
-    return step, _read_torch(x, w)
+    return _torch_whole(job, e, c, labels, loss)
 
 
 def torch_chunk_loop(job, e, c, labels):
