@@ -16,6 +16,7 @@ def environment(devices: int) -> dict[str, str]:
 
 def run(*arguments: str, devices: int) -> str:
     """Returns what `python arguments...` prints; fails with its errors."""
-    done = subprocess.run([sys.executable, *arguments], env=environment(devices), capture_output=True, text=True, check=False)
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, env=environment(devices), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
