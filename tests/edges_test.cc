@@ -52,6 +52,43 @@ TEST_P(Edges, AMeanOverNoWeightDividesByZero) {
   }
 }
 
+// With z_loss or a cotangent of the lse such a row is looked at, and must not pass for one of id 0.
+TEST_P(Edges, SoftTargetsOfPaddingAloneAreTakenForId0) {
+  for (const int kind : {0, 1, 2, 3}) {  // nothing looks at them; z_loss; an lse cotangent; both, softcapped, in an order
+    Objective f = testing::fixture(7, 11, 5);
+    Problem& p = f.problem;
+    p.soft_targets = 2;
+    p.metrics = {true, true, true, 3, true};
+    p.z_loss = kind == 1 || kind == 3 ? 0.01f : 0.0f;
+    p.lse_cotangent = kind >= 2;
+    if (kind == 3) p.softcap = 2.0f, p.vocab_order = true;
+    for (std::int64_t v = 0; v < 11; ++v) f.order.push_back(10 - v);
+    for (int i = 0; i < 7; ++i) {
+      const bool padding = i == 1 || i == 4;
+      f.lse_cotangent.push_back(0.5f);
+      f.soft_ids.insert(f.soft_ids.end(), {padding ? -100 : i, padding ? -100 : i + 2});
+      f.soft_probabilities.insert(f.soft_probabilities.end(), {0.75f, 0.25f});
+    }
+    for (const bool id_0_is_best : {false, true}) {
+      if (id_0_is_best) {
+        for (std::int64_t d = 0; d < 5; ++d) f.c.set(d, 3 * f.e.get(5 + d));  // along row 1
+      }
+      for (const Mode mode : testing::modes_of(p)) {
+        const Plan plan = testing::plan_in(p, mode, GetParam()).value();
+        const Results got = testing::run_planned(f, plan);
+        EXPECT_EQ(testing::off(f, plan, got), "") << name(mode) << " kind " << kind;
+        for (const std::size_t i : {1u, 4u}) {
+          EXPECT_EQ(got.nll.get(static_cast<std::int64_t>(i)), 0.0f) << name(mode) << " kind " << kind;
+          EXPECT_EQ(got.correct[i], 0) << name(mode) << " kind " << kind;
+          EXPECT_EQ(got.rank[i], -1) << name(mode) << " kind " << kind;
+          EXPECT_EQ(got.argmax[i] >= 0, kind > 0) << name(mode) << " kind " << kind;
+          EXPECT_EQ(got.lse.get(static_cast<std::int64_t>(i)) != 0, kind > 0) << name(mode) << " kind " << kind;
+        }
+      }
+    }
+  }
+}
+
 // A weight of infinity (or one that a conversion made infinite): the mean is inf / inf.
 TEST_P(Edges, AnInfiniteWeightLooksLikeNone) {
   for (const bool by_class : {false, true}) {

@@ -113,7 +113,8 @@ struct Strides {
   std::int64_t axis1 = 0;
 };
 
-// What else is wanted of each row, out of the same pass. Ignored rows have 0 (ids, rank: -1).
+// What else is wanted of each row, out of the same pass. Ignored rows have 0 (ids, rank: -1). A row of soft targets that
+// is all padding has no target: nll 0, rank -1, never correct, even where z_loss or lse_cotangent has it looked at.
 struct Metrics {
   bool entropy = false;      // -sum_v p_v log p_v
   bool argmax = false;       // id of the largest logit (the lowest of equals), and whether it is the label
@@ -311,7 +312,7 @@ struct FilterReport {
 // Null outputs are not written, except that wanted gradients must be there. Ignored rows get 0 everywhere.
 struct Outputs {
   float* loss = nullptr;                // one value, or [N] for Reduction::none
-  float* nll = nullptr;                 // [N]
+  float* nll = nullptr;                 // [N]; with soft targets of the likeliest id
   float* lse = nullptr;                 // [N]
   void* d_e = nullptr;                  // [N, D], contiguous
   void* d_c = nullptr;                  // like the table, contiguous

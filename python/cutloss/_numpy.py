@@ -86,7 +86,8 @@ def linear_cross_entropy(
       shift: row i is matched with label (or soft target) i + shift of its sequence, the second last axis of e; the last
         `shift` rows count as ignored. Weights belong to rows, not to labels.
       soft_targets: (ids, probabilities), both [..., K], in place of labels: the loss is sum_k q_k * (lse - z_k).
-        Probabilities may add up to less than 1; ignore_index pads the ids.
+        Probabilities may add up to less than 1; ignore_index pads the ids. nll, "correct" and "rank" are those of the
+        likeliest id; a row that is all padding has none: nll 0, rank -1, not correct.
       cotangent: upstream gradient of the loss: a number, or for reduction "none" also one for each token.
       lse_cotangent: upstream gradient of lse: a number, or one for each token.
       metrics: any of "entropy" (of the softmax), "argmax" (the lowest id of the largest logit), "correct" (whether that

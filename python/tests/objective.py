@@ -36,7 +36,7 @@ def dense(e, c, labels=None, *, bias=None, reduction="mean", denominator=None, i
             kept = ids[:, k] != ignore_index
             np.add.at(target, (row[kept], ids[kept, k]), q[kept, k].astype(np.float64))
         likeliest = np.where(ids == ignore_index, -np.inf, q).argmax(1)
-        label = np.maximum(ids[row, likeliest], 0)
+        label = np.where((ids == ignore_index).all(1), -1, ids[row, likeliest])  # all padding: no target, nll 0
         hot = np.arange(vocab) == label[:, None]  # nll is that of the likeliest id
         weight = target.sum(1)
     t = (np.ones(n) if token_weights is None else np.asarray(token_weights, np.float64)) * valid
@@ -103,7 +103,7 @@ def metrics_of(want):
         "entropy": np.where(counts, -(p * log_p).sum(1), 0),
         "argmax": np.where(counts, z.argmax(1), -1),
         "correct": counts & (z.argmax(1) == label),
-        "rank": np.where(counts, (z > z[rows, label][:, None]).sum(1), -1),
+        "rank": np.where(counts & (label >= 0), (z > z[rows, label][:, None]).sum(1), -1),
         "order": np.argsort(-z, axis=1, kind="stable"),
         "mean_logits": z[counts].mean(0) if counts.any() else np.zeros(z.shape[1]),
     }

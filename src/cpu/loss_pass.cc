@@ -156,7 +156,7 @@ class LossTask {
 
   bool label_owned(std::int64_t table_row, std::int64_t slice) const {
     const std::int64_t position = context_.workspace.rows.position[table_row];
-    return position != kBadLabel && slice_of(plan_, g_, position / g_.tile_rows) == slice;
+    return position >= 0 && slice_of(plan_, g_, position / g_.tile_rows) == slice;
   }
 
   void finish_row(std::int64_t table_row, std::int64_t lane, std::int64_t slot, std::int64_t slices) const {
@@ -183,8 +183,9 @@ class LossTask {
     }
     row.max = max;
     RowSoftmax softmax = combine(max, sum, label_logit);
-    // The softmax of a row with a bad label is known all the same; nothing else of it is.
-    if (!has_label) softmax = {NAN, softmax.lse, softmax.weight, NAN, NAN};
+    // The softmax of a row without a label is known all the same. Nothing else of a bad one is; one of padding has none.
+    const double none = context_.workspace.rows.label[table_row] == kNoTarget ? 0 : NAN;
+    if (!has_label) softmax = {none, softmax.lse, softmax.weight, none, none};
     FilteredRow filtered{};
     if (plan_.mode == Mode::sparse) {
       filtered = join_filter(context_, lane, slot, slices, max, softmax.weight);
@@ -299,7 +300,8 @@ class LossTask {
     if (p.label_smoothing > 0 && !p.softcap) {
       for (std::int64_t i = 0; i < count; ++i) values[i] -= row.factors.smooth * context_.workspace.vector[first + i];
     }
-    add_table_row(context_.workspace.rows.label[row.table_row], label_grad, first, count, values);
+    const std::int64_t label = context_.workspace.rows.label[row.table_row];
+    if (label != kNoTarget) add_table_row(label, label_grad, first, count, values);
     if (p.soft_targets == 0) return;
     const std::int64_t panel_first = row.table_row / g_.panel * g_.panel;
     for (const PanelTarget& target : panel_targets(context_, panel_first)) {

@@ -7,13 +7,15 @@
 #include "src/problem/resolve.h"
 
 namespace cutloss::cpu {
+namespace {
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+}  // namespace
 
 // Neither lse - z_label nor p_label - 1 is formed by subtraction: where the row is confident (1 - p_label near 1e-7)
 // either would keep no correct digit in f32. With s = sum exp(z - max) over everything but the label:
 //   nll = log1p(s exp(max - z_label)),   p_label - 1 = -s / (s + exp(z_label - max))
 RowSoftmax combine(double max, double sum, double label_logit) {
-  const double infinity = std::numeric_limits<double>::infinity();
-  if (sum == 0 && label_logit == -infinity) return {infinity, -infinity, 0, 0, 0};  // every id is masked
+  if (sum == 0 && label_logit == -kInfinity) return {kInfinity, -kInfinity, 0, 0, 0};  // every id is masked
   RowSoftmax row{};
   if (label_logit >= max) {
     const double odds = sum * std::exp(max - label_logit);
@@ -48,7 +50,7 @@ double class_weight(const Context& context, std::int64_t id) {
 
 double label_class_weight(const Context& context, std::int64_t table_row) {
   const std::int64_t label = context.workspace.rows.label[table_row];
-  return label == kBadLabel ? 1.0 : class_weight(context, label);
+  return label < 0 ? 1.0 : class_weight(context, label);
 }
 
 RowFactors row_factors(const Context& context, std::int64_t table_row, const RowSoftmax& softmax,
@@ -81,7 +83,7 @@ RowFactors row_factors(const Context& context, std::int64_t table_row, const Row
   const auto times = [](double weight, double value) { return weight == 0 ? 0 : weight * value; };
   double loss = times(label_weight, softmax.nll) + times(p.z_loss, softmax.lse * softmax.lse);
   if (rest_weight != 0 || rest_logits != 0) loss += times(rest_weight, softmax.lse) - rest_logits;
-  if (std::isinf(softmax.lse) && softmax.lse < 0) return {token_weight * softmax.nll, 0, 0, 0, 0};
+  if (softmax.lse == -kInfinity) return {token_weight * kInfinity, 0, 0, 0, 0};
 
   const double g = upstream(context, row);
   // A mean over no weight has no gradient at all.

@@ -96,7 +96,7 @@ Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, std::
     }
     for (std::int64_t i = 0; i < rows.computed; ++i) {
       const std::int64_t label = map.rows.label[i];
-      map.rows.position[i] = label == kBadLabel ? kBadLabel : map.order_position[label];
+      map.rows.position[i] = label < 0 ? label : map.order_position[label];
     }
   }
   clear_outputs(p, outputs, rows.computed);

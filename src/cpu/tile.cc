@@ -84,7 +84,7 @@ void label_rows(const Context& context, std::int64_t first, std::int64_t end, st
   const std::int64_t* positions = context.workspace.rows.position;
   for (std::int64_t lane = 0; lane < lanes; ++lane) {
     const std::int64_t position = first + lane < end ? positions[first + lane] : kBadLabel;
-    label_row[lane] = position == kBadLabel ? -1 : position - tile_row;
+    label_row[lane] = position < 0 ? -1 : position - tile_row;
   }
 }
 

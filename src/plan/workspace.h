@@ -47,7 +47,7 @@ inline std::int64_t slice_of(const Plan& plan, const Geometry& g, std::int64_t t
 // Per-row data in the order of the compacted rows; what is absent is null.
 struct RowTable {
   std::int64_t* row;       // index in the caller's arrays
-  std::int64_t* label;     // in [0, V), or kBadLabel
+  std::int64_t* label;     // in [0, V), kBadLabel or kNoTarget
   std::int64_t* position;  // of the label in vocab_order; the same array as label without one
   double* loss;            // [N] by the caller's rows: weighted, before the reduction's factor; 0 where not computed
   double* label_weight;    // soft targets only: probability of the label ...

@@ -43,8 +43,8 @@ RowTarget label_target(const Problem& p, const Inputs& in, std::int64_t row, Sta
 }
 
 RowTarget soft_row_target(const Problem& p, const Inputs& in, std::int64_t row, Status& bad) {
-  RowTarget target{kBadLabel, false, p.z_loss != 0 || p.lse_cotangent};
-  double best = -1;
+  RowTarget target{kNoTarget, false, p.z_loss != 0 || p.lse_cotangent};
+  double best = 0;
   bool broken = false;
   for (std::int64_t k = 0; k < p.soft_targets; ++k) {
     const std::int64_t at = (row + p.shift) * p.soft_targets + k;
@@ -58,15 +58,12 @@ RowTarget soft_row_target(const Problem& p, const Inputs& in, std::int64_t row, 
     }
     const double probability = in.soft_probabilities[at];
     if (probability != 0) target.counts = true;
-    if (probability > best) {
+    if (probability > best || target.label == kNoTarget) {
       best = probability;
       target.label = id;
     }
   }
-  if (broken) return {};
-  // All padding: any id serves as the label, with a weight of 0.
-  if (target.label == kBadLabel) target.label = 0;
-  return target;
+  return broken ? RowTarget{} : target;
 }
 
 struct Range {

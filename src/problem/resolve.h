@@ -37,7 +37,9 @@ struct RowScan {
   std::int64_t computed = 0;  // of these the ones that count: no weight makes them vanish
   Status bad;                 // names the first label or id outside [0, V) that is not ignore_index
 };
-constexpr std::int64_t kBadLabel = -1;  // what a bad label becomes in `labels` below: matches no vocabulary entry
+// What `row_labels` below holds where there is no label; they match no vocabulary entry.
+constexpr std::int64_t kBadLabel = -1;  // outside [0, V) and not ignore_index
+constexpr std::int64_t kNoTarget = -2;  // soft targets that are all padding, of a row that counts for its lse
 
 // Writes the rows to compute and their labels, in order; both spans hold at least problem.tokens values. With soft
 // targets a row's label is its likeliest id (the first of equals).

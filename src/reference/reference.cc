@@ -65,7 +65,7 @@ struct Target {
 struct Row {
   bool valid = false;       // it has a label that is not ignore_index
   bool counts = false;      // and a weight: something of it reaches the loss
-  std::int64_t label = -1;  // -1: outside [0, V). Of soft targets the likeliest, the first of equals.
+  std::int64_t label = -1;  // -1: outside [0, V). Of soft targets the likeliest, the first of equals; or kNoTarget.
   double weight = 1;        // token weight
   double share = 0;         // of the default denominator of a mean
   std::vector<Target> targets;
@@ -84,14 +84,15 @@ void read_label(const Problem& p, const Inputs& in, std::int64_t at, Row& row) {
 void read_soft_targets(const Problem& p, const Inputs& in, std::int64_t at, Row& row) {
   row.valid = true;
   row.counts = p.z_loss != 0 || p.lse_cotangent;
-  double best = -1;
+  row.label = kNoTarget;
+  double best = 0;
   bool bad = false;
   for (std::int64_t k = 0; k < p.soft_targets; ++k) {
     const std::int64_t id = integer(in.soft_ids, p.label_dtype, at * p.soft_targets + k);
     const double probability = in.soft_probabilities[at * p.soft_targets + k];
     if (id == p.ignore_index) continue;
     bad = bad || id < 0 || id >= p.vocab;
-    if (probability > best) {
+    if (probability > best || row.label == kNoTarget) {
       best = probability;
       row.label = id;
     }
@@ -99,7 +100,6 @@ void read_soft_targets(const Problem& p, const Inputs& in, std::int64_t at, Row&
     row.counts = row.counts || probability != 0;
     row.targets.push_back({id, probability});
   }
-  if (row.label < 0) row.label = 0;  // all padding
   if (bad) {
     row.label = -1;
     row.counts = true;
@@ -212,13 +212,16 @@ void add_term(RowLoss& row, const Softmax& s, double weight, std::size_t v, doub
 
 RowLoss loss_of(const Problem& p, const Data& data, const Row& row, const Softmax& s, double additions) {
   RowLoss out;
-  if (row.label < 0) return {kNan, 0, kNan, 0, kNan, kNan, kNan, 0};
-  const auto y = static_cast<std::size_t>(row.label);
-  const double rest = rest_of(s, row.label);
-  out.nll = s.z[y] == -kInfinity ? kInfinity : s.lse - s.z[y];
-  if (rest < 0.5) out.nll = -std::log1p(-rest);
-  if (std::isfinite(out.nll)) out.nll_err = s.relative * rest + u * std::abs(out.nll) + kTiny;
-  if (s.max == -kInfinity) return {kInfinity, 0, row.weight * kInfinity, 0, 0, 0, 0, 0};
+  if (row.label == kBadLabel) return {kNan, 0, kNan, 0, kNan, kNan, kNan, 0};
+  const bool has_target = row.label != kNoTarget;
+  const auto y = static_cast<std::size_t>(has_target ? row.label : 0);
+  if (has_target) {
+    const double rest = rest_of(s, row.label);
+    out.nll = s.z[y] == -kInfinity ? kInfinity : s.lse - s.z[y];
+    if (rest < 0.5) out.nll = -std::log1p(-rest);
+    if (std::isfinite(out.nll)) out.nll_err = s.relative * rest + u * std::abs(out.nll) + kTiny;
+  }
+  if (s.max == -kInfinity) return {has_target ? kInfinity : 0, 0, row.weight * kInfinity, 0, 0, 0, 0, 0};
 
   if (p.soft_targets == 0) {
     out.label_weight = (1 - static_cast<double>(p.label_smoothing)) * data.class_weights[y];
@@ -255,7 +258,7 @@ Gradient gradient_of(const Problem& p, const Data& data, const Row& row, const S
                      double g, double h) {
   const auto V = static_cast<std::size_t>(data.V);
   Gradient out{std::vector<double>(V), std::vector<double>(V), std::vector<double>(V)};
-  if (row.label < 0) {
+  if (row.label == kBadLabel) {
     std::fill(out.dz.begin(), out.dz.end(), kNan);
     return out;
   }
@@ -264,7 +267,7 @@ Gradient gradient_of(const Problem& p, const Data& data, const Row& row, const S
   const double rest_factor = g * loss.rest_slope + h;
   const double smooth = p.soft_targets > 0 ? 0 : g * p.label_smoothing / static_cast<double>(data.V);
   for (std::size_t v = 0; v < V; ++v) {
-    const bool is_label = v == static_cast<std::size_t>(row.label);
+    const bool is_label = static_cast<std::int64_t>(v) == row.label;
     const double rest = is_label ? rest_of(s, row.label) : 0;
     const double factor = is_label ? rest_factor : label_factor + rest_factor;
     out.dz[v] = factor * s.p[v] - smooth * data.class_weights[v] - (is_label ? label_factor * rest : 0);

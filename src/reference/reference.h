@@ -26,7 +26,7 @@ struct Options {
 struct Reference {
   double loss = 0, loss_bound = 0;                     // mean or sum; for Reduction::none their sum over rows
   std::vector<double> row_loss, row_loss_bound;        // [N], before the reduction
-  std::vector<double> nll, nll_bound;                  // [N]; with soft targets of the likeliest id
+  std::vector<double> nll, nll_bound;                  // [N]; with soft targets of the likeliest id, 0 if all padding
   std::vector<double> lse, lse_bound;                  // [N]
   std::vector<double> entropy, entropy_bound;          // [N]
   std::vector<double> d_e, d_e_bound;                  // [N, D]
@@ -38,7 +38,7 @@ struct Reference {
   // What arg-max, rank and top k are judged by: only a gap above logit_error[i] + logit_error[i] decides an order.
   std::vector<double> logits;       // [N, V]
   std::vector<double> logit_error;  // [N], the largest of the row
-  std::vector<std::int64_t> label;  // [N]; -1 for a label outside [0, V)
+  std::vector<std::int64_t> label;  // [N]; below 0 for a label outside [0, V), or soft targets that are all padding
   std::vector<char> counts;         // [N]; 0 for rows that are ignored or of weight 0
 };
 

@@ -83,7 +83,8 @@ def linear_cross_entropy(
       class_weights ([V]), label_smoothing: as in ``torch.nn.functional.cross_entropy``.
       z_loss: coefficient of lse**2, under the token's weight.
       soft_targets: (ids, probabilities), both [..., K], in place of labels: the loss is sum_k q_k * (lse - z_k).
-        Probabilities may add up to less than 1; ignore_index pads the ids.
+        Probabilities may add up to less than 1; ignore_index pads the ids. nll, "correct" and "rank" are those of the
+        likeliest id; a row that is all padding has none: nll 0, rank -1, not correct.
       metrics: any of "lse", "nll", "entropy", "argmax", "correct", "rank", "top_k=5", "mean_logits", "valid_count", as in
         ``cutloss.linear_cross_entropy``; makes the result (loss, dict). With a filter also "filter_report", a dict of
         scalars, of 0 rows where no gradient is formed. lse is differentiable; the others are not, their gradient is 0.

@@ -25,7 +25,7 @@ _F32 = jnp.float32
 class Rows(NamedTuple):
     """Token-wise arrays, [N] but for soft_*."""
 
-    target: jax.Array  # the label (of soft targets the likeliest), or -1 where there is none to find
+    target: jax.Array  # the label (of soft targets the likeliest), or -1 where there is none: bad, all padding
     valid: jax.Array  # looked at: not ignored, and no weight makes it vanish
     bad: jax.Array  # valid, but no id of the vocabulary
     weight: jax.Array  # f32, q: (1 - s) w_y, or the target's probability
@@ -62,8 +62,8 @@ def prepare(options: Options, labels: jax.Array | None, cotangent: jax.Array, ex
         valid, bad = inside, broken.any(1)
         soft_ids = jnp.where(there & ~broken, ids, -1).astype(jnp.int32)
         soft_weight = jnp.where(there & ~broken, probabilities, 0)
-        best = jnp.argmax(jnp.where(there, probabilities, -1), axis=1)[:, None]
-        target = jnp.where(bad, -1, jnp.maximum(jnp.take_along_axis(soft_ids, best, 1)[:, 0], 0))
+        best = jnp.argmax(jnp.where(there, probabilities, -jnp.inf), axis=1)[:, None]
+        target = jnp.where(bad, -1, jnp.take_along_axis(soft_ids, best, 1)[:, 0])
         counted = jnp.where(there, probabilities, 0).sum(1)
         weight = jnp.take_along_axis(soft_weight, best, 1)[:, 0]
         soft_weight = jnp.where(lax.broadcasted_iota(jnp.int32, ids.shape, 1) == best, 0, soft_weight)

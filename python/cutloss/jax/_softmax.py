@@ -113,7 +113,7 @@ def finish(head: Head, tokens: Tokens, state: State, label_rows: jax.Array | Non
     """
     state = _combine(head.place, state)
     top, total, label_logit, options, rows = state.top, state.total, state.label_logit, head.options, tokens.rows
-    label_logit = jnp.where(rows.bad, -jnp.inf, label_logit)  # the softmax is known all the same
+    label_logit = jnp.where(rows.target < 0, -jnp.inf, label_logit)  # the softmax is known all the same
     confident = label_logit >= top
     nll = jnp.where(confident, jnp.log1p(total * jnp.exp(top - label_logit)),
                     (top - label_logit) + jnp.log(total + jnp.exp(label_logit - top)))
@@ -127,7 +127,7 @@ def finish(head: Head, tokens: Tokens, state: State, label_rows: jax.Array | Non
     lse = peak + log_mass
     metrics = _metrics.finish(options, state.metrics, rows, top, label_logit, total, peak, log_mass)
     loss = _objective.losses(options, rows, nll, lse, state.soft_logits, state.smooth, head.total, head.vocab)
-    nll = jnp.where(rows.bad, jnp.nan, nll)
+    nll = jnp.where(rows.target < 0, jnp.where(rows.bad, jnp.nan, 0), nll)
     out = (jnp.where(rows.valid, a, 0) for a in (nll, peak, log_mass, label_logit))
     if state.weighted is None:
         return Found(loss, *out, metrics, None)
@@ -136,7 +136,7 @@ def finish(head: Head, tokens: Tokens, state: State, label_rows: jax.Array | Non
     c = _objective.coefficients(options, rows, total * others / mass, lse, head.total, head.vocab)
     # Coefficients outside the sum over the vocabulary's parts: each token's are the same on all of them.
     d_x = (c.softmax * (others / mass))[:, None] * state.weighted
-    d_x += (c.label * _slope(options, label_logit))[:, None] * label_rows.astype(_F32)
+    d_x += (c.label * _slope(options, state.label_logit))[:, None] * label_rows.astype(_F32)
     d_x = _other_targets(head, tokens, state, d_x)
     if c.smooth is not None:
         d_x -= c.smooth[:, None] * (even if state.smooth_rows is None else state.smooth_rows)
