@@ -115,6 +115,7 @@ struct Strides {
 
 // What else is wanted of each row, out of the same pass. Ignored rows have 0 (ids, rank: -1). A row of soft targets that
 // is all padding has no target: nll 0, rank -1, never correct, even where z_loss or lse_cotangent has it looked at.
+// Where the lse is NaN nothing has an order: ids and rank are -1, nothing is correct.
 struct Metrics {
   bool entropy = false;      // -sum_v p_v log p_v
   bool argmax = false;       // id of the largest logit (the lowest of equals), and whether it is the label

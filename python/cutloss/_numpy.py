@@ -92,7 +92,8 @@ def linear_cross_entropy(
       lse_cotangent: upstream gradient of lse: a number, or one for each token.
       metrics: any of "entropy" (of the softmax), "argmax" (the lowest id of the largest logit), "correct" (whether that
         is the label), "rank" (number of logits above the label's), "top_k=5" (ids and log-probabilities of the 5
-        largest logits; any k up to 128), "mean_logits" ([V], the mean over valid rows).
+        largest logits; any k up to 128), "mean_logits" ([V], the mean over valid rows). Where the lse is NaN, ids and
+        rank are -1.
       mode: "auto" takes the fastest that fits the budget. In units u of one product of the logits' size, 2*N*V*D flops:
         "loss" no gradient, 1u; "stream" dE only, 2u; "chunk" 3u, holds the logits of some tokens; "recompute" 4u,
         3u for dC alone, holds a tile; "sparse", with a filter, 1u and the kept entries' share of the rest.

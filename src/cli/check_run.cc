@@ -174,28 +174,28 @@ void compare_order(const Problem& p, const Results& got, const reference::Refere
   const double* z = &want.logits[i * vocab];
   const double near = 2 * want.logit_error[i];
   const bool counts = want.counts[i] != 0;
-  if (counts && std::isnan(want.lse[i])) return;
+  const bool ordered = counts && !std::isnan(want.lse[i]);
   std::vector<double> sorted(z, z + p.vocab);
   std::sort(sorted.rbegin(), sorted.rend());
   // An id whose logit may be the k-th largest; -1 where there is none.
   const auto is_one = [&](std::int64_t id, std::size_t k) {
-    if (!counts || k >= vocab || sorted[k] == -INFINITY) return id == -1;
+    if (!ordered || k >= vocab || sorted[k] == -INFINITY) return id == -1;
     return id >= 0 && id < p.vocab && z[id] >= sorted[k] - near;
   };
   if (p.metrics.argmax) {
     const std::int64_t id = got.id_at(got.argmax, row);
     if (!is_one(id, 0)) fail("argmax", id);
-    const bool hit = counts && id >= 0 && id == want.label[i];
+    const bool hit = ordered && id >= 0 && id == want.label[i];
     if (static_cast<bool>(got.correct.data()[row]) != hit) fail("correct", !hit);
   }
   if (p.metrics.rank) {
     const std::int64_t rank = got.id_at(got.rank, row), label = want.label[i];
     std::int64_t least = 0, most = 0;
-    for (std::int64_t v = 0; counts && label >= 0 && v < p.vocab; ++v) {
+    for (std::int64_t v = 0; ordered && label >= 0 && v < p.vocab; ++v) {
       least += v != label && z[v] > z[label] + near;
       most += v != label && z[v] > z[label] - near;
     }
-    if (!counts ? rank != -1 : label >= 0 && (rank < least || rank > most)) fail("rank", rank);
+    if (!ordered || label < 0 ? rank != -1 : rank < least || rank > most) fail("rank", rank);
   }
   for (std::int64_t k = 0; k < p.metrics.top_k; ++k) {
     const std::int64_t id = got.id_at(got.top_k_ids, row * p.metrics.top_k + k);

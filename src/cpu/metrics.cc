@@ -150,10 +150,11 @@ void write_metrics(const Context& context, const RowMetrics& row, const RowSoftm
     out.entropy[to] = static_cast<float>(others + own);
   }
   const auto label_logit = static_cast<float>(row.label_logit);
+  const bool ordered = !std::isnan(softmax.lse);  // NaN is neither above nor below
   if (m.rank) {
     std::int64_t rank = 0;
     for (std::int64_t s = 0; s < row.slices; ++s) rank += slice(s).metrics.rank[row.lane];
-    out.rank[to] = row.has_label ? rank : kNone;
+    out.rank[to] = row.has_label && ordered ? rank : kNone;
   }
   if (m.argmax) {
     const bool in_play = row.has_label && label_logit > kLowest;  // where every id is masked there is none
@@ -166,8 +167,8 @@ void write_metrics(const Context& context, const RowMetrics& row, const RowSoftm
         id = state.best_id[row.lane];
       }
     }
-    out.argmax[to] = id;
-    if (out.correct != nullptr) out.correct[to] = row.has_label && id == label ? 1 : 0;
+    out.argmax[to] = ordered ? id : kNone;
+    if (out.correct != nullptr) out.correct[to] = row.has_label && ordered && id == label ? 1 : 0;
   }
   if (m.top_k > 0) {
     // The first slice's list takes in the others.
@@ -181,8 +182,9 @@ void write_metrics(const Context& context, const RowMetrics& row, const RowSoftm
     }
     if (row.has_label && label_logit > kLowest) insert(top, top_id, m.top_k, label_logit, label);
     for (std::int64_t k = 0; k < m.top_k; ++k) {
-      out.top_k_ids[to * m.top_k + k] = top_id[k];
-      out.top_k_logprobs[to * m.top_k + k] = top_id[k] == kNone ? kLowest : static_cast<float>(top[k] - softmax.lse);
+      out.top_k_ids[to * m.top_k + k] = ordered ? top_id[k] : kNone;
+      const bool empty = ordered && top_id[k] == kNone;
+      out.top_k_logprobs[to * m.top_k + k] = empty ? kLowest : static_cast<float>(top[k] - softmax.lse);
     }
   }
 }

@@ -109,17 +109,27 @@ TEST_P(EveryTargetsMetrics, MoreAreAskedForThanThereAre) {
   }
 }
 
-TEST_P(EveryTargetsMetrics, ANanBecomesTheArgmaxOrHidesInTheEntropy) {
-  std::vector<float> z(300, 0.0f);
-  z[7] = NAN;
-  z[9] = 2.0f;
-  for (const std::int64_t label : {0, 7}) {
-    const Measured m = measure(z, {label}, 2);
-    EXPECT_TRUE(std::isnan(m.nll[0]) && std::isnan(m.lse[0]) && std::isnan(m.loss[0])) << label;
-    EXPECT_TRUE(std::isnan(m.entropy[0])) << label;
-    EXPECT_EQ(m.argmax[0], 9) << label;
-    EXPECT_EQ(m.ids[0], 9) << label;
-    EXPECT_TRUE(std::isnan(m.logprobs[0])) << label;
+// Nothing of such a row has an order: its best logit might be the NaN, and its label look like rank 0.
+TEST_P(EveryTargetsMetrics, ANanOrAnInfinityHidesInARowsMetrics) {
+  for (const float broken : {NAN, kInf}) {
+    for (const std::size_t size : {300u, 1u}) {
+      std::vector<float> z(size, 0.0f);
+      z[size > 1 ? 7 : 0] = broken;
+      z[size > 1 ? 9 : 0] += 2.0f;
+      for (const std::int64_t label : {0, 7, 9}) {
+        if (static_cast<std::size_t>(label) >= size) continue;
+        const Measured m = measure(z, {label}, 2);
+        EXPECT_TRUE(std::isnan(m.nll[0]) && std::isnan(m.lse[0]) && std::isnan(m.loss[0])) << broken << " " << label;
+        EXPECT_TRUE(std::isnan(m.entropy[0])) << broken << " " << label;
+        EXPECT_EQ(m.argmax[0], -1) << broken << " " << label;
+        EXPECT_EQ(m.correct[0], 0) << broken << " " << label;
+        EXPECT_EQ(m.rank[0], -1) << broken << " " << label;
+        for (std::size_t k = 0; k < 2; ++k) {
+          EXPECT_EQ(m.ids[k], -1) << broken << " " << label;
+          EXPECT_TRUE(std::isnan(m.logprobs[k])) << broken << " " << label;
+        }
+      }
+    }
   }
 }
 

@@ -245,7 +245,7 @@ class Difference {
     const auto V = static_cast<std::size_t>(p_.vocab), K = static_cast<std::size_t>(p_.metrics.top_k);
     const double* z = &want_.logits[i * V];
     const double near = 2 * want_.logit_error[i];
-    if (want_.counts[i] == 0) {
+    if (want_.counts[i] == 0 || std::isnan(want_.lse[i])) {
       if (!got_.argmax.empty() && (got_.argmax[i] != -1 || got_.correct[i] != 0))
         say("argmax", i, double(got_.argmax[i]), -1, 0);
       if (!got_.rank.empty() && got_.rank[i] != -1) say("rank", i, double(got_.rank[i]), -1, 0);
@@ -254,7 +254,6 @@ class Difference {
       }
       return;
     }
-    if (std::isnan(want_.lse[i])) return;
     std::vector<double> sorted(z, z + V);
     std::sort(sorted.rbegin(), sorted.rend());
     const std::int64_t label = want_.label[i];

@@ -146,7 +146,7 @@ def _active(head: Head, known: Softmax, ids: jax.Array, z: jax.Array) -> jax.Arr
     def chunks(a: jax.Array, fill: Any) -> jax.Array:
         return jnp.pad(a, ((0, 0), (0, parts * chunk - a.shape[1])), constant_values=fill).reshape(len(a), parts, chunk)
 
-    near = chunks(z, -jnp.inf).max(2) >= known.peak[:, None] - head.options.filter_eps
+    near = ~(chunks(z, -jnp.inf).max(2) < known.peak[:, None] - head.options.filter_eps)  # NaN is no reason to drop one
     holds = chunks(at_label(known.best_id, ids), False).any(2) & (head.options.filter_eps >= 0)
     return jnp.repeat(near | holds, chunk, axis=1)[:, : z.shape[1]]
 

@@ -80,7 +80,8 @@ def _top(values: jax.Array, ids: jax.Array, k: int) -> tuple[jax.Array, jax.Arra
 
 def finish(options: Options, state: dict[str, jax.Array], rows: Any, top: jax.Array, label_logit: jax.Array,
            total: jax.Array, peak: jax.Array, log_mass: jax.Array) -> dict[str, jax.Array]:
-    """top, total: of the others than the label. Tokens that are not looked at get 0, and -1 for an id."""
+    """top, total: of the others than the label. Tokens that are not looked at get 0, and -1 for an id; those whose lse
+    is NaN have no order, and get -1 too."""
     out = {}
     if "entropy" in state:
         base = jnp.where(peak == -jnp.inf, 0, peak)
@@ -97,7 +98,11 @@ def finish(options: Options, state: dict[str, jax.Array], rows: Any, top: jax.Ar
     if "top" in state:
         out["top_k_ids"] = state["top_ids"]
         out["top_k_logprobs"] = (state["top"] - peak[:, None]) - log_mass[:, None]
-    return {name: _only_valid(rows.valid, value, name) for name, value in out.items()}
+    ordered = rows.valid & ~jnp.isnan(peak + log_mass)
+    return {name: _only_valid(ordered if name in _OF_ORDER else rows.valid, value, name) for name, value in out.items()}
+
+
+_OF_ORDER = ("argmax", "correct", "top_k_ids")
 
 
 def _only_valid(valid: jax.Array, value: jax.Array, name: str) -> jax.Array:
@@ -105,5 +110,5 @@ def _only_valid(valid: jax.Array, value: jax.Array, name: str) -> jax.Array:
     return jnp.where(valid if value.ndim == 1 else valid[:, None], value, nothing)
 
 
-def rank(rows: Any, label_logit: jax.Array, larger: jax.Array) -> jax.Array:
-    return jnp.where(rows.valid & ~rows.bad, larger, -1)
+def rank(rows: Any, lse: jax.Array, larger: jax.Array) -> jax.Array:
+    return jnp.where(rows.valid & (rows.target >= 0) & ~jnp.isnan(lse), larger, -1)

@@ -86,7 +86,7 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
     if found is not None:
         metrics = {name: flat(a) for name, a in found.metrics.items()}
         if "rank" in options.metrics:
-            metrics["rank"] = flat(_rank(head, batch, found.label_logit))
+            metrics["rank"] = flat(_rank(head, batch, found))
         if "mean_logits" in options.metrics:
             metrics["mean_logits"] = _mean_logits(head, batch)
         metrics["filter_report"] = jnp.zeros(len(FILTER_REPORT), _F32)  # the kernels' filters do not run here
@@ -187,7 +187,7 @@ def _stream(head: Head, want_d_x: bool, batch: Tokens) -> Found:
 # --------------------------------------------------------------------------------- metrics that take a pass of their own
 
 
-def _rank(head: Head, batch: Tokens, label_logit: jax.Array) -> jax.Array:
+def _rank(head: Head, batch: Tokens, found: Found) -> jax.Array:
     """Number of logits above the label's: one more pass, since most tiles come before the label's."""
     def count(tokens: Tokens, ids: jax.Array, tile: jax.Array, state: Any) -> Any:
         logit, larger = state
@@ -198,8 +198,8 @@ def _rank(head: Head, batch: Tokens, label_logit: jax.Array) -> jax.Array:
     def vocab_tile(_: Any, ids: jax.Array, tile: jax.Array, states: Any) -> Any:
         return _update(batch, states, lambda tokens, state: count(tokens, ids, tile, state))
 
-    _, larger = head.over_tiles(vocab_tile, (label_logit, jnp.zeros_like(batch.target)))
-    return _metrics.rank(batch.rows, label_logit, head.place.over_vocab(larger))
+    _, larger = head.over_tiles(vocab_tile, (found.label_logit, jnp.zeros_like(batch.target)))
+    return _metrics.rank(batch.rows, found.peak + found.log_mass, head.place.over_vocab(larger))
 
 
 def _mean_logits(head: Head, batch: Tokens) -> jax.Array:
