@@ -52,6 +52,25 @@ TEST_P(Edges, AMeanOverNoWeightDividesByZero) {
   }
 }
 
+// The lse is no mean of anything: its cotangent counts whatever the loss is divided by.
+TEST_P(Edges, AMeanOverNoWeightDropsTheLsesGradient) {
+  for (const bool by_class : {false, true}) {
+    Objective f = testing::fixture(7, 11, 5);
+    f.problem.lse_cotangent = true;
+    for (int i = 0; i < 7; ++i) f.lse_cotangent.push_back(static_cast<float>(i) - 2.5f);
+    f.problem.class_weights = by_class;
+    f.class_weights.assign(11, by_class ? 0.0f : 1.0f);
+    if (!by_class) f.denominator = 0.0;
+    for (const Mode mode : testing::modes_of(f.problem)) {
+      const Plan plan = testing::plan_in(f.problem, mode, GetParam()).value();
+      const Results got = testing::run_planned(f, plan);
+      EXPECT_EQ(got.loss.get(0), 0.0f);
+      EXPECT_GT(testing::total(got.d_e), 0.1) << name(mode);
+      EXPECT_EQ(testing::off(f, plan, got), "") << name(mode) << (by_class ? " by class" : "");
+    }
+  }
+}
+
 // With z_loss or a cotangent of the lse such a row is looked at, and must not pass for one of id 0.
 TEST_P(Edges, SoftTargetsOfPaddingAloneAreTakenForId0) {
   for (const int kind : {0, 1, 2, 3}) {  // nothing looks at them; z_loss; an lse cotangent; both, softcapped, in an order

@@ -86,8 +86,7 @@ RowFactors row_factors(const Context& context, std::int64_t table_row, const Row
   if (softmax.lse == -kInfinity) return {token_weight * kInfinity, 0, 0, 0, 0};
 
   const double g = upstream(context, row);
-  // A mean over no weight has no gradient at all.
-  const double h = p.lse_cotangent && context.objective.scale != 0 ? context.inputs.lse_cotangent[row] : 0;
+  const double h = p.lse_cotangent ? context.inputs.lse_cotangent[row] : 0;
   const double rest = g * (rest_weight + 2 * p.z_loss * softmax.lse) + h;
   return {token_weight * loss, g * label_weight + rest, g * label_weight * softmax.label_minus_1 + rest * softmax.label,
           g * smooth, g};

@@ -368,7 +368,7 @@ class Oracle {
     r_.loss_bound += loss.loss_err;
     add_metrics(i, s);
     const double cotangent = in_.cotangent == nullptr ? 1 : in_.cotangent[p_.reduction == Reduction::none ? i : 0];
-    const double h = p_.lse_cotangent && scale_ != 0 ? in_.lse_cotangent[i] : 0;
+    const double h = p_.lse_cotangent ? in_.lse_cotangent[i] : 0;
     add_gradient(i, e, gradient_of(p_, data_, rows_[i], s, loss, cotangent * rows_[i].weight * scale_, h));
   }
 
