@@ -198,7 +198,7 @@ CUTLOSS_API cutloss_status cutloss_learn_vocab_order(const cutloss_problem* prob
  * The label is kept apart, as within the library, so that a confident row keeps its digits:
  *   nll = log1p(s exp(m - z_y)),  lse = z_y + nll,  with m, s of all shards together.
  * A row without a target in any shard has its lse and an nll of +inf; two targets are an error. lse and nll are [rows]
- * and may be NULL. In double precision, shard by shard: the same bits whoever calls.
+ * and may be NULL; they may overlap no other array. In double precision, shard by shard: the same bits whoever calls.
  * From the lse and nll of a cutloss_run over one shard: max = lse, sum = 1 and target_logit = -inf where it does not
  * hold the label; max = lse, sum = -expm1(-nll), target_logit = lse - nll where it does. */
 CUTLOSS_API cutloss_status cutloss_combine_shards(int64_t shards, int64_t rows, const float* max, const float* sum,

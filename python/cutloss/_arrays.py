@@ -35,11 +35,16 @@ def as_numpy(what: str, array: Any) -> np.ndarray:
             from failure
 
 
+def contiguous(array: np.ndarray, dtype: Any = None) -> np.ndarray:
+    """C-contiguous and aligned, which a contiguous array need not be: a copy only where it is not the one or the other."""
+    return np.require(array, dtype, "CA")
+
+
 def readable(array: np.ndarray) -> np.ndarray:
     """The array itself if its strides are whole elements and its address is aligned; else (a field of a packed record,
     say) a copy."""
     whole = all(stride % array.itemsize == 0 for stride in array.strides)
-    return array if whole and array.flags.aligned else np.ascontiguousarray(array)
+    return array if whole and array.flags.aligned else contiguous(array)
 
 
 def matrix(what: str, array: np.ndarray) -> tuple[np.ndarray, str, tuple[int, int]]:
@@ -81,7 +86,7 @@ def reals(what: str, value: Any, masks: bool = False) -> np.ndarray:
     array = as_numpy(what, value)
     _check.real(what, value, array.dtype, array.ndim, masks)
     with np.errstate(over="ignore"):
-        return np.ascontiguousarray(array, np.float32).reshape(array.shape)
+        return contiguous(array, np.float32)
 
 
 def buffer(what: str, array: Any, like: np.ndarray) -> np.ndarray:

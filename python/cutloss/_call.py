@@ -46,7 +46,7 @@ class Call:
         _arrays.shaped("soft_targets ids", ids, (*self.shape, max(k, 1)), _check.SOFT_IDS)
         probabilities = _arrays.reals("soft_targets probabilities", pair[1])
         _arrays.shaped("soft_targets probabilities", probabilities, ids.shape, _check.LIKE_IDS)
-        ids = np.ascontiguousarray(_arrays.integers("soft_targets ids", ids))
+        ids = _arrays.contiguous(_arrays.integers("soft_targets ids", ids))
         self.inputs |= {"soft_ids": ids, "soft_probabilities": probabilities}
         self.fields |= {"soft_targets": k, "label_dtype": _arrays.integer_name(ids)}
 
@@ -60,7 +60,7 @@ class Call:
     def bias(self, bias: Any) -> None:
         if bias is None:
             return
-        array = np.ascontiguousarray(_arrays.as_numpy("bias", bias))
+        array = _arrays.contiguous(_arrays.as_numpy("bias", bias))
         self.fields["bias_dtype"] = _check.dtype_name("bias", array.dtype)
         self.inputs["bias"] = _arrays.shaped("bias", array, (self.vocab,), _check.PER_ID)
 
@@ -90,7 +90,7 @@ class Call:
     def _for_each_token(self, what: str, array: np.ndarray) -> np.ndarray:
         if array.shape not in ((), self.shape):
             raise ValueError(f"{what} {array.shape}: a number, or one for each token, {self.shape}, is wanted")
-        return np.ascontiguousarray(np.broadcast_to(array, self.shape))
+        return _arrays.contiguous(np.broadcast_to(array, self.shape))
 
     def vocab_order(self, order: Any) -> None:
         """An array; or "learned", which is filled in when there is a plan to learn it with."""
@@ -102,7 +102,7 @@ class Call:
             return
         array = _arrays.integers("vocab_order", _arrays.as_numpy("vocab_order", order))
         array = _arrays.shaped("vocab_order", array, (self.vocab,), _check.PER_PLACE)
-        self.inputs["vocab_order"] = np.ascontiguousarray(array, np.int64)
+        self.inputs["vocab_order"] = _arrays.contiguous(array, np.int64)
 
     def gradients(self, wrt: frozenset[str], accumulate: Any) -> None:
         if accumulate is None:

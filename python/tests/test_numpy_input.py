@@ -56,6 +56,34 @@ def test_unaligned_or_packed_input_crashes():
         assert_same(linear_cross_entropy(view, c, labels), linear_cross_entropy(e, c, labels))
 
 
+def unaligned(array):
+    raw = np.zeros(array.nbytes + 1, np.uint8)
+    view = raw[1:].view(array.dtype).reshape(array.shape)
+    view[...] = array
+    assert not view.flags.aligned and view.flags.c_contiguous
+    return view
+
+
+def test_an_unaligned_option_crashes_or_is_refused():
+    e, c, labels = problem(9, 11, 5, ignored=False)
+    ones, weights = np.ones(9, F32), np.linspace(0.5, 2, 11).astype(F32)
+    soft = np.arange(18).reshape(9, 2) % 11, np.full((9, 2), 0.25, F32)
+    options = {"bias": weights, "token_weights": ones, "class_weights": weights, "lse_cotangent": ones,
+               "cotangent": ones, "vocab_order": np.arange(11)[::-1]}
+    for change in [{name: value} for name, value in options.items()] + [{"soft_targets": soft}, {}]:
+        given = {"labels": labels, "reduction": "none", **change}
+        if "soft_targets" in change:
+            given |= {"labels": None, "soft_targets": tuple(map(unaligned, soft))}
+        elif change:
+            given |= {name: unaligned(np.ascontiguousarray(value)) for name, value in change.items()}
+        else:
+            given["labels"] = unaligned(labels)
+        want = {"labels": None if "soft_targets" in change else labels, "reduction": "none", **change}
+        assert_same(linear_cross_entropy(e, c, **given), linear_cross_entropy(e, c, **want))
+    with pytest.raises(ValueError, match="accumulate: d_c must be C-contiguous, aligned"):
+        linear_cross_entropy(e, c, labels, accumulate={"d_c": unaligned(np.zeros_like(c))})
+
+
 def test_read_only_and_memory_mapped_input_is_refused_or_written(tmp_path):
     e, c, labels = problem(9, 11, 5)
     want = linear_cross_entropy(e, c, labels)

@@ -6,6 +6,7 @@
 #include "cutloss/cutloss.h"
 #include "cutloss/cutloss.hpp"
 #include "src/capi/convert.h"
+#include "src/problem/resolve.h"
 #include "src/problem/text.h"
 
 struct cutloss_plan {
@@ -111,6 +112,11 @@ cutloss_status cutloss_run(const cutloss_plan* plan, const cutloss_inputs* input
     const std::span<std::byte> bytes(static_cast<std::byte*>(workspace), workspace_bytes);
     const auto run_on = [&](cutloss::Executor* workers) -> Status {
       if (report == nullptr) return cutloss::run(plan->plan, from, results, bytes, workers);
+      // run() will see only the copy. The caller's own is as long as it says.
+      CUTLOSS_TRY(cutloss::check_alignment("filter_report", report, alignof(cutloss_filter_report)));
+      CUTLOSS_TRY(cutloss::validate_buffers(plan->plan.problem, from, results,
+                                            {cutloss::written_range("filter_report", report, report->size),
+                                             cutloss::written_range("workspace", workspace, workspace_bytes)}));
       cutloss::FilterReport filled;
       results.filter_report = &filled;
       CUTLOSS_TRY(cutloss::run(plan->plan, from, results, bytes, workers));

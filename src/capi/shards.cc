@@ -1,9 +1,11 @@
 // cutloss_combine_shards: a row's softmax from the parts of its vocabulary.
 #include <cmath>
+#include <iterator>
 #include <limits>
 
 #include "cutloss/cutloss.h"
 #include "src/capi/convert.h"
+#include "src/problem/resolve.h"
 #include "src/problem/text.h"
 
 namespace cutloss::capi {
@@ -67,6 +69,24 @@ Status combine(std::int64_t shards, std::int64_t rows, const float* max, const f
   if (max == nullptr) return invalid("max is null");
   if (sum == nullptr) return invalid("sum is null");
   if (target_logit == nullptr) return invalid("target_logit is null");
+  const auto of_row = static_cast<std::size_t>(rows), of_shard = static_cast<std::size_t>(shards) * of_row;
+  const struct {
+    const char* argument;
+    const float* data;
+    std::size_t count;
+    bool written;
+  } arrays[] = {{"max", max, of_shard, false},
+                {"sum", sum, of_shard, false},
+                {"target_logit", target_logit, of_shard, false},
+                {"lse", lse, lse == nullptr ? 0 : of_row, true},
+                {"nll", nll, nll == nullptr ? 0 : of_row, true}};
+  Range ranges[std::size(arrays)];
+  for (std::size_t i = 0; i < std::size(arrays); ++i) {
+    CUTLOSS_TRY(check_alignment(arrays[i].argument, arrays[i].data, sizeof(float)));
+    ranges[i] = written_range(arrays[i].argument, arrays[i].data, arrays[i].count * sizeof(float));
+    ranges[i].written = arrays[i].written;
+  }
+  CUTLOSS_TRY(check_overlap(ranges));
   for (std::int64_t i = 0; i < rows; ++i) {
     Row row;
     for (std::int64_t s = 0; s < shards; ++s) {

@@ -69,7 +69,10 @@ Status run(const Plan& plan, const Inputs& inputs, const Outputs& outputs, std::
   const cpu::KernelFloatEnv float_env;
   const Problem& p = plan.problem;
   if (Status s = validate(p); !s.ok()) return s;
-  if (Status s = validate_buffers(p, inputs, outputs, workspace); !s.ok()) return s;
+  if (Status s = validate_buffers(p, inputs, outputs, {written_range("workspace", workspace.data(), workspace.size())});
+      !s.ok()) {
+    return s;
+  }
   if (workspace.size() < plan.workspace_bytes) {
     return invalid("workspace has ", workspace.size(), " bytes; the plan needs ", plan.workspace_bytes);
   }
@@ -150,7 +153,9 @@ Status learn_vocab_order(const Problem& problem, const Inputs& inputs, std::int6
   if (order == nullptr) return invalid("order is null, but vocab is ", p.vocab);
   Inputs in = inputs;
   in.vocab_order = nullptr;
-  if (Status s = validate_buffers(p, in, {}, {}); !s.ok()) return s;
+  if (Status s = check_alignment("order", order, sizeof *order); !s.ok()) return s;
+  const auto order_bytes = static_cast<std::size_t>(p.vocab) * sizeof *order;
+  if (Status s = validate_buffers(p, in, {}, {written_range("order", order, order_bytes)}); !s.ok()) return s;
 
   Plan plan;
   plan.problem = p;

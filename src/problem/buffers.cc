@@ -1,9 +1,10 @@
 // The policies that need the buffers: labels, presence, overlap.
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <string>
-#include <vector>
 
 #include "src/problem/resolve.h"
 #include "src/problem/text.h"
@@ -66,23 +67,25 @@ RowTarget soft_row_target(const Problem& p, const Inputs& in, std::int64_t row, 
   return broken ? RowTarget{} : target;
 }
 
-struct Range {
+// An argument's array: n0 x n1 elements of `item` bytes.
+struct Array {
   const char* argument;
-  const char* begin;
-  const char* end;
+  const void* data;
+  std::size_t item;
   bool written;
+  std::int64_t n0, stride0;
+  std::int64_t n1 = 1, stride1 = 0;
 };
 
 // The bytes an array touches; strides may be negative.
-Range range_of(const char* argument, const void* data, std::size_t item, bool written, std::int64_t n0,
-               std::int64_t stride0, std::int64_t n1, std::int64_t stride1) {
-  const char* at = static_cast<const char*>(data);
-  if (data == nullptr || n0 == 0 || n1 == 0) return {argument, at, at, written};
-  const std::int64_t a = (n0 - 1) * stride0;
-  const std::int64_t b = (n1 - 1) * stride1;
-  const auto size = static_cast<std::int64_t>(item);
-  return {argument, at + (std::min<std::int64_t>(a, 0) + std::min<std::int64_t>(b, 0)) * size,
-          at + (std::max<std::int64_t>(a, 0) + std::max<std::int64_t>(b, 0) + 1) * size, written};
+Range range_of(const Array& a) {
+  const char* at = static_cast<const char*>(a.data);
+  if (a.data == nullptr || a.n0 == 0 || a.n1 == 0) return {a.argument, at, at, a.written};
+  const std::int64_t reach0 = (a.n0 - 1) * a.stride0;
+  const std::int64_t reach1 = (a.n1 - 1) * a.stride1;
+  const auto size = static_cast<std::int64_t>(a.item);
+  return {a.argument, at + (std::min<std::int64_t>(reach0, 0) + std::min<std::int64_t>(reach1, 0)) * size,
+          at + (std::max<std::int64_t>(reach0, 0) + std::max<std::int64_t>(reach1, 0) + 1) * size, a.written};
 }
 
 Status check_presence(const char* argument, const void* data, bool wanted, const char* reason) {
@@ -134,7 +137,9 @@ Status check_all_present(const Problem& p, const Inputs& in, const Outputs& out)
   return in.denominator ? validate_denominator(*in.denominator, p.reduction) : Status();
 }
 
-Status check_overlap(const Problem& p, const Inputs& in, const Outputs& out, std::span<const std::byte> workspace) {
+constexpr std::size_t kArrays = 25;
+
+std::array<Array, kArrays> arrays_of(const Problem& p, const Inputs& in, const Outputs& out) {
   const Strides e = e_strides(p);
   const HeadStrides c = c_strides(p);
   const std::int64_t per_loss = p.reduction == Reduction::none ? p.tokens : 1;
@@ -142,35 +147,38 @@ Status check_overlap(const Problem& p, const Inputs& in, const Outputs& out, std
   const std::int64_t v = p.vocab;
   const std::int64_t k = p.soft_targets;
   const std::size_t bias = p.bias_dtype ? size_of(*p.bias_dtype) : 4;
-  const Range ranges[] = {
-      range_of("e", in.e, size_of(p.e_dtype), false, n, e.axis0, p.hidden, e.axis1),
-      range_of("c", in.c, size_of(p.c_dtype), false, v, c.v, p.hidden, c.d),
-      range_of("labels", in.labels, size_of(p.label_dtype), false, n, p.label_stride, 1, 0),
-      range_of("cotangent", in.cotangent, 4, false, per_loss, 1, 1, 0),
-      range_of("bias", in.bias, bias, false, v, 1, 1, 0),
-      range_of("token_weights", in.token_weights, 4, false, n, 1, 1, 0),
-      range_of("class_weights", in.class_weights, 4, false, v, 1, 1, 0),
-      range_of("lse_cotangent", in.lse_cotangent, 4, false, n, 1, 1, 0),
-      range_of("soft_ids", in.soft_ids, size_of(p.label_dtype), false, n, k, k, 1),
-      range_of("soft_probabilities", in.soft_probabilities, 4, false, n, k, k, 1),
-      range_of("vocab_order", in.vocab_order, 8, false, v, 1, 1, 0),
-      range_of("loss", out.loss, 4, true, per_loss, 1, 1, 0),
-      range_of("nll", out.nll, 4, true, n, 1, 1, 0),
-      range_of("lse", out.lse, 4, true, n, 1, 1, 0),
-      range_of("d_e", out.d_e, size_of(d_e_dtype(p)), true, n, p.hidden, p.hidden, 1),
-      range_of("d_c", out.d_c, size_of(d_c_dtype(p)), true, v, p.hidden, p.hidden, 1),
-      range_of("d_bias", out.d_bias, bias, true, v, 1, 1, 0),
-      range_of("valid_count", out.valid_count, 8, true, 1, 1, 1, 0),
-      range_of("entropy", out.entropy, 4, true, n, 1, 1, 0),
-      range_of("argmax", out.argmax, 8, true, n, 1, 1, 0),
-      range_of("correct", out.correct, 1, true, n, 1, 1, 0),
-      range_of("rank", out.rank, 8, true, n, 1, 1, 0),
-      range_of("top_k_ids", out.top_k_ids, 8, true, n, p.metrics.top_k, p.metrics.top_k, 1),
-      range_of("top_k_logprobs", out.top_k_logprobs, 4, true, n, p.metrics.top_k, p.metrics.top_k, 1),
-      range_of("mean_logits", out.mean_logits, 4, true, v, 1, 1, 0),
-      range_of("filter_report", out.filter_report, sizeof(FilterReport), true, 1, 1, 1, 0),
-      range_of("workspace", workspace.data(), 1, true, static_cast<std::int64_t>(workspace.size()), 1, 1, 0),
-  };
+  return {{
+      {"e", in.e, size_of(p.e_dtype), false, n, e.axis0, p.hidden, e.axis1},
+      {"c", in.c, size_of(p.c_dtype), false, v, c.v, p.hidden, c.d},
+      {"labels", in.labels, size_of(p.label_dtype), false, n, p.label_stride},
+      {"cotangent", in.cotangent, 4, false, per_loss, 1},
+      {"bias", in.bias, bias, false, v, 1},
+      {"token_weights", in.token_weights, 4, false, n, 1},
+      {"class_weights", in.class_weights, 4, false, v, 1},
+      {"lse_cotangent", in.lse_cotangent, 4, false, n, 1},
+      {"soft_ids", in.soft_ids, size_of(p.label_dtype), false, n, k, k, 1},
+      {"soft_probabilities", in.soft_probabilities, 4, false, n, k, k, 1},
+      {"vocab_order", in.vocab_order, 8, false, v, 1},
+      {"loss", out.loss, 4, true, per_loss, 1},
+      {"nll", out.nll, 4, true, n, 1},
+      {"lse", out.lse, 4, true, n, 1},
+      {"d_e", out.d_e, size_of(d_e_dtype(p)), true, n, p.hidden, p.hidden, 1},
+      {"d_c", out.d_c, size_of(d_c_dtype(p)), true, v, p.hidden, p.hidden, 1},
+      {"d_bias", out.d_bias, bias, true, v, 1},
+      {"valid_count", out.valid_count, 8, true, 1, 1},
+      {"entropy", out.entropy, 4, true, n, 1},
+      {"argmax", out.argmax, 8, true, n, 1},
+      {"correct", out.correct, 1, true, n, 1},
+      {"rank", out.rank, 8, true, n, 1},
+      {"top_k_ids", out.top_k_ids, 8, true, n, p.metrics.top_k, p.metrics.top_k, 1},
+      {"top_k_logprobs", out.top_k_logprobs, 4, true, n, p.metrics.top_k, p.metrics.top_k, 1},
+      {"mean_logits", out.mean_logits, 4, true, v, 1},
+  }};
+}
+
+}  // namespace
+
+Status check_overlap(std::span<const Range> ranges) {
   for (const Range& a : ranges) {
     for (const Range& b : ranges) {
       if (&a < &b && (a.written || b.written) && a.begin < b.end && b.begin < a.end) {
@@ -181,7 +189,11 @@ Status check_overlap(const Problem& p, const Inputs& in, const Outputs& out, std
   return Status();
 }
 
-}  // namespace
+Status check_alignment(const char* argument, const void* data, std::size_t item) {
+  if (reinterpret_cast<std::uintptr_t>(data) % item == 0) return Status();
+  return invalid(argument, " is at an address that is no multiple of ", item,
+                 ", the size of its elements; copy it to one that is");
+}
 
 RowScan scan_rows(const Problem& p, const Inputs& in, std::span<std::int64_t> rows,
                   std::span<std::int64_t> row_labels) {
@@ -226,9 +238,20 @@ Status validate_denominator(double denominator, Reduction reduction) {
   return invalid("denominator is given with reduction \"", name(reduction), "\"; only \"mean\" has one");
 }
 
-Status validate_buffers(const Problem& p, const Inputs& in, const Outputs& out, std::span<const std::byte> workspace) {
+Status validate_buffers(const Problem& p, const Inputs& in, const Outputs& out, std::initializer_list<Range> also) {
   if (Status s = check_all_present(p, in, out); !s.ok()) return s;
-  return check_overlap(p, in, out, workspace);
+  std::array<Range, kArrays + 8> ranges{};  // no vector: run() must need no memory of its own
+  std::size_t count = 0;
+  for (const Array& array : arrays_of(p, in, out)) {
+    if (Status s = check_alignment(array.argument, array.data, array.item); !s.ok()) return s;
+    ranges[count++] = range_of(array);
+  }
+  if (Status s = check_alignment("filter_report", out.filter_report, alignof(FilterReport)); !s.ok()) return s;
+  if (out.filter_report != nullptr) {
+    ranges[count++] = written_range("filter_report", out.filter_report, sizeof(FilterReport));
+  }
+  for (const Range& range : also) ranges[count++] = range;  // one or two
+  return check_overlap({ranges.data(), count});
 }
 
 Status invert_order(const char* what, std::span<const std::int64_t> order, std::span<std::int64_t> position) {

@@ -2,7 +2,9 @@
 #ifndef CUTLOSS_SRC_PROBLEM_RESOLVE_H_
 #define CUTLOSS_SRC_PROBLEM_RESOLVE_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <string>
 
@@ -53,9 +55,23 @@ struct SoftTarget {
 };
 SoftTarget soft_target(const Problem& problem, const Inputs& inputs, std::int64_t row, std::int64_t k);
 
-// The checks that need the buffers themselves: presence, overlap.
+// Memory that an argument takes, from its lowest address on.
+struct Range {
+  const char* argument;
+  const char* begin;
+  const char* end;
+  bool written;
+};
+inline Range written_range(const char* argument, const void* data, std::size_t bytes) {
+  return {argument, static_cast<const char*>(data), static_cast<const char*>(data) + bytes, true};
+}
+// Of two that share memory one is written.
+Status check_overlap(std::span<const Range> ranges);
+Status check_alignment(const char* argument, const void* data, std::size_t item);
+
+// The checks that need the buffers themselves: presence, alignment, overlap. also: memory beside inputs and outputs.
 Status validate_buffers(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                        std::span<const std::byte> workspace);
+                        std::initializer_list<Range> also);
 
 // Single rules, for front ends whose values no call of run() sees in time (JAX, while it traces).
 Status validate_targets(bool labels, bool soft_targets);
