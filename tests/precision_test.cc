@@ -247,6 +247,25 @@ TEST_P(Precision, SubnormalNumbersMakeItCrawl) {
   }
 }
 
+// 1e-38 times a table of 1e37 is a logit like any other, and so is the reverse.
+TEST_P(Precision, SubnormalNumbersCountAsZero) {
+  for (const bool hidden_states : {true, false}) {
+    Objective f = testing::fixture(7, 11, 5);
+    const auto scale = [](testing::Buffer& values, float by) {
+      for (std::int64_t i = 0; i < values.size(); ++i) values.set(i, values.get(i) * by);
+    };
+    scale(f.e, hidden_states ? 1e-39f : 1e36f);
+    scale(f.c, hidden_states ? 1e36f : 1e-39f);
+    f.e.set(7, f.e.get(7) * 100);  // a normal number among them
+    EXPECT_EQ(std::fpclassify((hidden_states ? f.e : f.c).get(3)), FP_SUBNORMAL);
+    for (const Mode mode : testing::modes_of(f.problem)) {
+      const Plan plan = testing::plan_in(f.problem, mode, GetParam()).value();
+      const Results got = testing::run_planned(f, plan);
+      EXPECT_EQ(testing::off(f, plan, got), "") << name(mode) << (hidden_states ? " E" : " C");
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, Precision, ::testing::ValuesIn(available_targets()), testing::target_name);
 
 }  // namespace

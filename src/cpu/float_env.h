@@ -12,7 +12,8 @@ namespace cutloss::cpu {
 
 // Holds for a scope on this thread, then puts the host's settings back, exception flags included; the host's traps do
 // not fire within. Without flushing, a row whose softmax has a tail near 1e-38 takes 4 times as long on Zen 3, every
-// sum of such weights being subnormal. Subnormal inputs are not touched: 1e-40 times a logit scale of 1e38 counts.
+// sum of such weights being subnormal. Subnormal inputs count, in E times a table of 1e37 or a logit scale of 1e38; only
+// where such a scale (other than 1) leaves a hidden state below 2^-126 is it 0.
 class KernelFloatEnv {
  public:
 #if defined(__SSE__)

@@ -20,7 +20,8 @@ void read_row(const Context& context, std::int64_t row, const Visit& visit) {
   WithElement(p.e_dtype, context.inputs.e, [&](const auto* e) {
     const auto* at = e + row * stride.axis0;
     for (std::int64_t column = 0; column < p.hidden; ++column) {
-      visit(column, scale * ToFloat(at[column * stride.axis1]));
+      const float x = ToFloat(at[column * stride.axis1]);
+      visit(column, scale == 1.0f ? x : scale * x);  // a product by 1 would flush a subnormal x
     }
   });
 }
@@ -67,7 +68,7 @@ void float_hidden_row(const Context& context, std::int64_t row, float* out) {
   const auto* at =
       static_cast<const char*>(context.inputs.e) + row * stride.axis0 * static_cast<std::int64_t>(size_of(p.e_dtype));
   context.kernels.widen_row(at, p.e_dtype, stride.axis1, p.hidden, out);
-  context.kernels.scale_row(p.logit_scale, p.hidden, out);
+  if (p.logit_scale != 1.0f) context.kernels.scale_row(p.logit_scale, p.hidden, out);
 }
 
 const float* tile_class_weights(const Context& context, std::int64_t tile_row, std::int64_t rows, float* scratch) {
