@@ -23,6 +23,8 @@ write_seeds() {
   npy '<f2' True '2, 3' 12 >$corpus/npy_fuzz/f2
   npy '<i8' False '5,' 40 >$corpus/npy_fuzz/i8
   npy '|u1' False '' 1 >$corpus/npy_fuzz/scalar
+  npy '<f8' False '3,' 24 >$corpus/npy_fuzz/f8
+  npy '|b1' True '2, 2' 4 >$corpus/npy_fuzz/b1
   npy '<u8' False '0, 7' 0 >$corpus/npy_fuzz/empty
   npy '<V2' False '9000000000000000000, 2' 8 >$corpus/npy_fuzz/large
   echo 'avx2 stream 640 f32 vd 1024 168 2048 512 768' >$corpus/tuning_fuzz/one

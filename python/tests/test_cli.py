@@ -157,7 +157,7 @@ def test_bad_arrays(data):
     with_file("labels", arrays["labels"] > 0, words=["bool"])
     with_file("e", arrays["e"].astype(np.float64), words=["float64"])
     with_file("e", arrays["e"].astype(">f4"), words=["big-endian"])
-    with_file("e", arrays["e"].astype(np.int32), words=["--e holds integers"])
+    with_file("e", arrays["e"].astype(np.int32), words=["--e is int32; it must be float32"])
     bad_label = arrays["labels"].copy()
     bad_label[5] = 101
     with_file("labels", bad_label, words=["labels[5] is 101"])

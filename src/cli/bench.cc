@@ -99,7 +99,7 @@ void add_bench(CLI::App& app, int& code) {
   options.add_objective(*command);
   options.add_limits(*command);
   command->add_option("--reps", reps, "Timed runs, after one to warm up")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->capture_default_str();
   command->add_option("--seed", seed, "Of the data")->capture_default_str();
   command->add_flag("--json", json, "Print JSON");

@@ -124,31 +124,31 @@ void add_check(CLI::App& app, int& code) {
   static CheckOptions options;
   static std::string dtype;
   static bool json = false;
-  command->add_option("--cases", options.cases, "Random problems")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--cases", options.cases, "Random problems")->check(at_least(1))->capture_default_str();
   command->add_option("--seed", options.seed, "Of the first; the next has the next seed")->capture_default_str();
   command->add_option("--target", options.target, "Kernel target, or all")->capture_default_str();
   command->add_option("--mode", options.mode, "A mode, or all")
       ->check(CLI::IsMember({"all", "loss", "stream", "chunk", "recompute"}))
       ->capture_default_str();
   command->add_option("--threads", options.threads, "That must give the bits of one thread")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->capture_default_str();
-  command->add_option("--n", options.n, "Tokens (default: random)")->check(CLI::NonNegativeNumber);
-  command->add_option("--v", options.v, "Vocabulary (default: random)")->check(CLI::PositiveNumber);
-  command->add_option("--d", options.d, "Hidden size (default: random)")->check(CLI::PositiveNumber);
-  command->add_option("--max-n", options.max_n, "Most tokens")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--n", options.n, "Tokens (default: random)")->check(at_least(0));
+  command->add_option("--v", options.v, "Vocabulary (default: random)")->check(at_least(1));
+  command->add_option("--d", options.d, "Hidden size (default: random)")->check(at_least(1));
+  command->add_option("--max-n", options.max_n, "Most tokens")->check(at_least(1))->capture_default_str();
   command->add_option("--max-v", options.max_v, "Largest vocabulary")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->capture_default_str();
   command->add_option("--max-d", options.max_d, "Largest hidden size")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->capture_default_str();
   command->add_option("--dtype", dtype, "Of E and C (default: random)")->check(dtype_names());
   command->add_option("--e-dtype", options.e_dtype, "Of E alone")->check(dtype_names());
   command->add_option("--c-dtype", options.c_dtype, "Of C alone")->check(dtype_names());
   command->add_option("--head-layout", options.head_layout, "Of C (default: random)")->check(layout_names());
   command->add_option("--reduction", options.reduction, "Default: random")->check(reduction_names());
-  command->add_option("--softcap", options.softcap, "0: none (default: random)")->check(CLI::NonNegativeNumber);
+  command->add_option("--softcap", options.softcap, "0: none (default: random)")->check(at_least(0));
   command->add_flag("--json", json, "Print JSON");
   command->callback([&code] {
     if (options.e_dtype.empty()) options.e_dtype = dtype;

@@ -217,8 +217,9 @@ int loss(const LossOptions& options) {
 
 constexpr const char* kFooter =
     "E, C and the bias are float32, bfloat16 (as numpy saves ml_dtypes.bfloat16) or float16, each gradient like its\n"
-    "input; weights are any numbers. Gradients are computed, and timed, whether they are written or not; --frozen and\n"
-    "--no-gradient leave them out.\n\n"
+    "input; weights and cotangents are any real numbers (and weights truth values), taken as float32; labels and ids are\n"
+    "any integers. Gradients are computed, and timed, whether they are written or not; --frozen and --no-gradient leave\n"
+    "them out.\n\n"
     "The loss of a row with label y, logits z, class weights w and token weight t is\n"
     "  t * ((1-s) * w_y * nll + s/V * sum_v w_v * (lse - z_v) + z_loss * lse^2),   nll = lse - z_y.\n\n"
     "Examples:\n"
@@ -267,7 +268,7 @@ void add_loss(CLI::App& app, int& code) {
   options.problem.add_limits(*command);
   command->add_flag("--compensated", options.compensated, "Keep the rounding errors of dC's sum over chunks");
   command->add_option("--reps", options.reps, "Runs; the best time is shown")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->capture_default_str();
 
   command->option_defaults()->group("Results");

@@ -31,12 +31,17 @@ Status check_shape(const char* option, const NpyArray& array, const std::vector<
   return bad(fmt::format("{} must be {} = {}, got shape {}", option, meaning, wanted.shape_text(), array.shape_text()));
 }
 
+enum class Truth { refused, taken };  // truth values make sense as a mask only
+
 Status read_floats(const char* option, const std::string& path, const std::vector<std::int64_t>& shape,
-                   std::string_view meaning, std::vector<float>& to) {
+                   std::string_view meaning, std::vector<float>& to, Truth truth = Truth::refused) {
   if (path.empty()) return Status();
   NpyArray array;
   if (Status s = read_file(option, path, array); !s.ok()) return s;
   if (Status s = check_shape(option, array, shape, meaning); !s.ok()) return s;
+  if (array.type == NpyType::boolean && truth == Truth::refused) {
+    return bad(fmt::format("{} is bool; real numbers are wanted", option));
+  }
   to = to_floats(array);
   return Status();
 }
@@ -46,7 +51,7 @@ Status float_type(const char* option, const NpyArray& array, DType& to) {
     case NpyType::f32: to = DType::f32; return Status();
     case NpyType::bf16: to = DType::bf16; return Status();
     case NpyType::f16: to = DType::f16; return Status();
-    default: return bad(fmt::format("{} holds integers; it must be float32, bfloat16 or float16", option));
+    default: return bad(fmt::format("{} is {}; it must be float32, bfloat16 or float16", option, name(array.type)));
   }
 }
 
@@ -117,10 +122,11 @@ Status read_weights(const LossFiles& files, Problem& p, LossInputs& to) {
   }
   p.token_weights = !files.token_weights.empty();
   p.class_weights = !files.class_weights.empty();
-  if (Status s = read_floats("--token-weights", files.token_weights, {p.tokens}, "[N]", to.token_weights); !s.ok()) {
+  if (Status s = read_floats("--token-weights", files.token_weights, {p.tokens}, "[N]", to.token_weights, Truth::taken);
+      !s.ok()) {
     return s;
   }
-  return read_floats("--class-weights", files.class_weights, {p.vocab}, "[V]", to.class_weights);
+  return read_floats("--class-weights", files.class_weights, {p.vocab}, "[V]", to.class_weights, Truth::taken);
 }
 
 std::optional<float> as_number(const std::string& text) {
@@ -197,6 +203,22 @@ Status read_gradients(const LossFiles& files, Problem& p, LossInputs& to) {
   return Status();
 }
 
+// Where a file is or would be created, whatever the spelling: through links, too, that lead to nothing yet.
+std::filesystem::path place_of(const std::string& path) {
+  std::error_code error;
+  std::filesystem::path at = std::filesystem::absolute(path, error);
+  for (int links = 0; links < 40 && std::filesystem::is_symlink(at, error); ++links) {
+    at = at.parent_path() / std::filesystem::read_symlink(at, error);
+  }
+  return std::filesystem::weakly_canonical(at, error);
+}
+
+// Hard links included.
+bool same_file(const std::string& a, const std::string& b) {
+  std::error_code error;
+  return place_of(a) == place_of(b) || std::filesystem::equivalent(a, b, error);
+}
+
 template <typename T>
 const T* or_null(const std::vector<T>& values) {
   return values.empty() ? nullptr : values.data();
@@ -255,12 +277,10 @@ Status LossFiles::check_clash() const {
     const std::string_view option = file.option;
     files.push_back({option.substr(option.find(',') + 1), &(this->*file.path)});
   }
-  std::error_code ignored;
   for (std::size_t b = inputs; b < files.size(); ++b) {
     for (std::size_t a = 0; a < b; ++a) {
       if (files[a].path->empty() || files[b].path->empty()) continue;
-      if (std::filesystem::weakly_canonical(*files[a].path, ignored) ==
-          std::filesystem::weakly_canonical(*files[b].path, ignored)) {
+      if (same_file(*files[a].path, *files[b].path)) {
         return bad(fmt::format("{} and {} name the same file, {}", files[a].option, files[b].option, *files[b].path));
       }
     }

@@ -24,6 +24,7 @@ Status bad(std::string message) { return {StatusCode::invalid_argument, std::mov
 
 std::size_t size_of(NpyType type) {
   switch (type) {
+    case NpyType::boolean:
     case NpyType::i8:
     case NpyType::u8: return 1;
     case NpyType::bf16:
@@ -33,13 +34,14 @@ std::size_t size_of(NpyType type) {
     case NpyType::f32:
     case NpyType::i32:
     case NpyType::u32: return 4;
+    case NpyType::f64:
     case NpyType::i64:
     case NpyType::u64: return 8;
   }
   return 0;
 }
 
-bool is_float(NpyType type) { return type == NpyType::f32 || type == NpyType::bf16 || type == NpyType::f16; }
+bool is_integer(NpyType type) { return type >= NpyType::i8; }
 
 // Bytes of the data, or nothing when they overflow.
 std::optional<std::size_t> data_bytes(const NpyHeader& header) {
@@ -68,6 +70,12 @@ std::vector<std::int64_t> strides_of(const NpyHeader& header) {
 }
 
 }  // namespace
+
+std::string_view name(NpyType type) {
+  constexpr std::string_view kNames[] = {"float32", "bfloat16", "float16", "float64", "bool",   "int8",  "int16",
+                                         "int32",   "int64",    "uint8",   "uint16",  "uint32", "uint64"};
+  return kNames[static_cast<std::size_t>(type)];
+}
 
 std::int64_t NpyArray::size() const {
   std::int64_t product = 1;
@@ -174,6 +182,8 @@ void visit_elements(const NpyArray& array, const Visit& visit) {
     case NpyType::f32: return for_each<float>(array, visit);
     case NpyType::bf16: return for_each<cpu::Bf16>(array, visit);
     case NpyType::f16: return for_each<cpu::F16>(array, visit);
+    case NpyType::f64: return for_each<double>(array, visit);
+    case NpyType::boolean: return for_each<std::uint8_t>(array, visit);
     case NpyType::i8: return for_each<std::int8_t>(array, visit);
     case NpyType::i16: return for_each<std::int16_t>(array, visit);
     case NpyType::i32: return for_each<std::int32_t>(array, visit);
@@ -201,7 +211,9 @@ Status write_npy(const std::string& path, const std::vector<std::int64_t>& shape
 }
 
 Result<std::vector<std::int64_t>> to_ids(const NpyArray& array, const std::string& what) {
-  if (is_float(array.type)) return bad(fmt::format("{} must be integers (int8 to int64, uint8 to uint64)", what));
+  if (!is_integer(array.type)) {
+    return bad(fmt::format("{} are {}; they must be integers (int8 to int64, uint8 to uint64)", what, name(array.type)));
+  }
   constexpr auto kMost = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
   std::vector<std::int64_t> ids;
   ids.reserve(static_cast<std::size_t>(array.size()));
@@ -221,9 +233,10 @@ Result<std::vector<std::int64_t>> to_ids(const NpyArray& array, const std::strin
 std::vector<float> to_floats(const NpyArray& array) {
   std::vector<float> values;
   values.reserve(static_cast<std::size_t>(array.size()));
+  const bool truth = array.type == NpyType::boolean;  // any byte but 0
   visit_elements(array, [&]<typename T>(T value) {
-    if constexpr (std::is_integral_v<T>) {
-      values.push_back(static_cast<float>(value));
+    if constexpr (std::is_arithmetic_v<T>) {
+      values.push_back(truth ? static_cast<float>(value != 0) : static_cast<float>(value));
     } else {
       values.push_back(cpu::ToFloat(value));
     }

@@ -15,7 +15,8 @@
 
 namespace cutloss::cli {
 
-enum class NpyType { f32, bf16, f16, i8, i16, i32, i64, u8, u16, u32, u64 };
+enum class NpyType { f32, bf16, f16, f64, boolean, i8, i16, i32, i64, u8, u16, u32, u64 };
+std::string_view name(NpyType type);  // numpy's
 
 struct NpyArray {
   NpyType type = NpyType::f32;
@@ -47,7 +48,7 @@ Status write_npy(const std::string& path, DType dtype, const std::vector<std::in
 Status write_npy(const std::string& path, const std::vector<std::int64_t>& shape, const std::uint8_t* data);
 
 // The elements in row-major order: ids as i64, whatever integer type the file has, weights as f32, whatever type it
-// has. `what` names the array in errors. to_ids fails on floats and on a u64 that i64 cannot hold.
+// has. `what` names the array in errors. to_ids fails on floats, truth values and a u64 that i64 cannot hold.
 Result<std::vector<std::int64_t>> to_ids(const NpyArray& array, const std::string& what);
 std::vector<float> to_floats(const NpyArray& array);
 

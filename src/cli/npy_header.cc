@@ -25,7 +25,7 @@ Result<NpyType> parse_descr(std::string_view descr) {
   if (descr == "bfloat16") return NpyType::bf16;
   const char order = descr.empty() ? '\0' : descr[0];
   const std::string_view kind = descr.substr(descr.empty() ? 0 : 1);
-  if (order == '>' && kind != "i1" && kind != "u1") {
+  if (order == '>' && kind != "i1" && kind != "u1" && kind != "b1") {
     return bad(fmt::format("dtype {} is big-endian; save it as little-endian", quoted(descr)));
   }
   if (order == '<' || order == '|' || order == '=' || order == '>') {
@@ -40,10 +40,11 @@ Result<NpyType> parse_descr(std::string_view descr) {
     if (kind == "u2") return NpyType::u16;
     if (kind == "u4") return NpyType::u32;
     if (kind == "u8") return NpyType::u64;
-    if (kind == "f8") return bad("dtype float64 is not supported; convert to float32");
-    if (kind == "b1") return bad("dtype bool is not supported; labels are integers");
+    if (kind == "f8") return NpyType::f64;
+    if (kind == "b1") return NpyType::boolean;
   }
-  return bad(fmt::format("dtype {} is not supported; float32, bfloat16, float16 and integers are", quoted(descr)));
+  return bad(fmt::format("dtype {} is not supported; float32, bfloat16, float16, float64, bool and integers are",
+                         quoted(descr)));
 }
 
 // Reads the one form of Python literal that a header is: a dict of descr, fortran_order and shape, in any order.

@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <numeric>
 
 namespace cutloss::cli {
@@ -74,10 +76,29 @@ TEST_F(NpyTest, Float16AndBooleansAreOtherTypes) {
   ASSERT_TRUE(array.ok()) << array.status().message();
   EXPECT_EQ(array->type, NpyType::f16);
   EXPECT_EQ(to_floats(array.value()), (std::vector<float>{1, -2, 0x1p-24f}));
-  EXPECT_HAS(to_ids(array.value(), "soft_ids").status().message(), "soft_ids must be integers");
-  const std::uint8_t flags[] = {1, 0, 1};
+  EXPECT_HAS(to_ids(array.value(), "soft_ids").status().message(), "soft_ids are float16; they must be integers");
+  const std::uint8_t flags[] = {1, 0, 2};
   ASSERT_TRUE(write_npy(path(), {3}, flags).ok());
-  EXPECT_HAS(refusal(), "bool");
+  const Result<NpyArray> truths = read_npy(path());
+  ASSERT_TRUE(truths.ok()) << truths.status().message();
+  EXPECT_EQ(truths->type, NpyType::boolean);
+  EXPECT_EQ(to_floats(truths.value()), (std::vector<float>{1, 0, 1}));
+  EXPECT_HAS(to_ids(truths.value(), "labels").status().message(), "labels are bool; they must be integers");
+}
+
+TEST_F(NpyTest, Float64IsReadAsFloat32OrAsIds) {
+  const double values[] = {0.1, -3, 1e39, NAN};
+  write(padded("{'descr': '<f8', 'fortran_order': False, 'shape': (4,), }"),
+        std::string(reinterpret_cast<const char*>(values), sizeof values));
+  const Result<NpyArray> array = read_npy(path());
+  ASSERT_TRUE(array.ok()) << array.status().message();
+  EXPECT_EQ(array->type, NpyType::f64);
+  const std::vector<float> got = to_floats(array.value());
+  EXPECT_EQ(got[0], 0.1f);
+  EXPECT_EQ(got[1], -3.0f);
+  EXPECT_EQ(got[2], std::numeric_limits<float>::infinity());
+  EXPECT_TRUE(std::isnan(got[3]));
+  EXPECT_HAS(to_ids(array.value(), "labels").status().message(), "labels are float64; they must be integers");
 }
 
 TEST_F(NpyTest, FortranOrderIsRowMajorElsewhere) {
@@ -162,10 +183,10 @@ TEST_F(NpyTest, UnsupportedTypesSayWhatToDo) {
     write(padded("{'descr': " + descr + ", 'fortran_order': False, 'shape': (1,), }"), std::string(16, '\0'));
     return refusal();
   };
-  EXPECT_HAS(refusal_of("'<f8'"), "float64");
   EXPECT_HAS(refusal_of("'>f4'"), "big-endian");
-  EXPECT_HAS(refusal_of("'|b1'"), "bool");
+  EXPECT_HAS(refusal_of("'>f8'"), "big-endian");
   EXPECT_HAS(refusal_of("'|O'"), "not supported");
+  EXPECT_HAS(refusal_of("'<c8'"), "not supported");
   EXPECT_HAS(refusal_of("[('a', '<f4')]"), "structured");
   EXPECT_HAS(refusal_of("''"), "not supported");
   const std::string strange = refusal_of("'\x1b[31m" + std::string(1000, 'x') + "'");

@@ -63,6 +63,15 @@ Reduction parse_reduction(std::string_view text) { return parse(kReductions, tex
 Mode parse_mode(std::string_view text) { return parse(kModes, text); }
 Filter parse_filter(std::string_view text) { return parse(kFilters, text); }
 
+CLI::Validator at_least(int low) {
+  const auto check = [low](std::string& text) {
+    double value = 0;
+    const bool right = CLI::detail::lexical_cast(text, value) && value >= low;
+    return right ? std::string() : fmt::format("'{}' is no number of {} or more", text, low);
+  };
+  return CLI::Validator(check, fmt::format("FROM {}", low), "at_least");
+}
+
 void refuse_numbers_beyond_64_bits(CLI::App& app) {
   for (CLI::Option* const option : app.get_options()) {
     const std::string type = option->get_type_name();

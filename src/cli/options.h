@@ -44,6 +44,9 @@ CLI::Validator reduction_names();
 CLI::Validator mode_names();
 CLI::Validator filter_names();
 
+// CLI11's own says what a number may be with all 309 digits of the largest double.
+CLI::Validator at_least(int low);
+
 // Adds to every option that takes a whole number the check that it fits 64 bits: CLI11 would take the nearest that
 // does.
 void refuse_numbers_beyond_64_bits(CLI::App& app);

@@ -257,7 +257,7 @@ void add_tune(CLI::App& app, int& code) {
       })
       ->capture_default_str();
   command->add_option("--reps", options.reps, "Runs of each size; the best counts")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->capture_default_str();
   command->add_option("--file", options.file, "Keep the answer here instead")->type_name("FILE");
   command->add_flag("--dry-run", options.dry_run, "Measure and print only");
