@@ -4,6 +4,7 @@ axes, dtypes, spelling). Every front end uses these functions, so all say the sa
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Iterable
@@ -48,7 +49,9 @@ def integer(what: str, value: object, low: int, high: int = INT64_MAX) -> int:
     if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{what}: an integer is wanted, not {value!r}")
     if not low <= number <= high:
-        raise ValueError(f"{what}: {number} is outside [{low}, {high}]")
+        # Python itself refuses to write down the largest.
+        text = number if abs(number) < 2**70 else f"an integer of {number.bit_length()} bits"
+        raise ValueError(f"{what}: {text} is outside [{low}, {high}]")
     return number
 
 
@@ -68,6 +71,8 @@ def number(what: str, value: object) -> float:
         if odd or getattr(value, "dtype", None) == np.bool_:
             raise TypeError("it is none")
         return float(value)  # type: ignore[arg-type]
+    except OverflowError:  # an integer beyond any float
+        return math.inf if value > 0 else -math.inf  # type: ignore[operator]
     except (TypeError, ValueError) as failure:
         reason = "" if odd else f": {failure}"
         raise TypeError(f"{what}: a number is wanted, known when the program is traced, not {value!r}{reason}") from None
@@ -75,6 +80,13 @@ def number(what: str, value: object) -> float:
 
 def optional_number(what: str, value: object) -> float | None:
     return None if value is None else number(what, value)
+
+
+def target(value: object) -> str | None:
+    """A kernel target by name; C++ knows which there are."""
+    if value is None or isinstance(value, str):
+        return value
+    raise TypeError(f"target: one of available_targets() or None is wanted, not {value!r}")
 
 
 def flag(what: str, value: object) -> bool:
@@ -95,7 +107,8 @@ def budget(value: object) -> int | None:
         match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", value.lower())
         if match is None or match[2] not in _UNITS:
             raise ValueError(f"budget: cannot read {value!r}; write bytes, or a number with KiB, MiB, GiB, KB, MB, GB")
-        value = int(float(match[1]) * _UNITS[match[2]])
+        bytes_ = float(match[1]) * _UNITS[match[2]]
+        value = int(bytes_) if math.isfinite(bytes_) else INT64_MAX + 1
     return integer("budget", value, 0)
 
 

@@ -137,7 +137,7 @@ def linear_cross_entropy(
     call.values = {"denominator": _check.optional_number("denominator", denominator),
                    "seed": _check.integer("seed", seed, 0, 2**64 - 1)}
     plan = call.plan(
-        target, reduction=reduction, ignore_index=_check.ignore_index(ignore_index),
+        _check.target(target), reduction=reduction, ignore_index=_check.ignore_index(ignore_index),
         label_smoothing=_check.number("label_smoothing", label_smoothing), z_loss=_check.number("z_loss", z_loss),
         logit_scale=_check.number("logit_scale", logit_scale), softcap=_check.softcap(softcap),
         filter=_check.filter_name(filter), tolerance=_check.optional_number("tolerance", tolerance),

@@ -376,6 +376,13 @@ ZEROS = np.zeros(V, int)
     (TypeError, r"cotangent: real numbers are wanted, not True", {"cotangent": True}),
     (ValueError, r"lse_cotangent \(3,\): a number, or one for each token, \(37,\)", {"lse_cotangent": np.ones(3)}),
     (ValueError, r'mode is "sparse"', {"mode": "sparse"}),
+    (ValueError, r"softcap is inf; it must be a number between", {"softcap": 10**400}),
+    (ValueError, r"softcap is inf; it must be a number between", {"softcap": 1e300}),
+    (ValueError, r"logit_scale is -inf; it must be finite", {"logit_scale": -(10**400)}),
+    (ValueError, r"denominator is inf; it must be finite", {"denominator": 10**400}),
+    (ValueError, r"threads: an integer of 20000 bits is outside", {"threads": 2**19999}),
+    (ValueError, r"budget: 9223372036854775808 is outside", {"budget": "9" * 400}),
+    (TypeError, r"target: one of available_targets\(\) or None is wanted, not 3", {"target": 3}),
 ])
 def test_a_bad_value_is_accepted_or_misnamed(error, text, options):
     with pytest.raises(error, match=text) as caught:
