@@ -1,5 +1,6 @@
-// tests/policies.json has one text for each rule a problem can break. Here C++ and C must give them, in
-// python/tests/test_policy_table.py the tool, NumPy and JAX.
+// tests/policies.json has one text for each rule a problem can break, tests/policy_values.json the kind of values that
+// come of inputs at the edge. Here C++ and C must give them, in python/tests/test_policy_table.py and jax/ the tool,
+// NumPy and JAX.
 #if __has_include(<nlohmann/json.hpp>)
 #include <cstdlib>
 #include <filesystem>
@@ -15,8 +16,8 @@ namespace {
 using Json = nlohmann::json;
 using testing::Objective;
 
-Json table() {
-  std::ifstream file(std::filesystem::path(__FILE__).parent_path() / "policies.json");
+Json table(const char* name) {
+  std::ifstream file(std::filesystem::path(__FILE__).parent_path() / name);
   return Json::parse(file);
 }
 
@@ -38,7 +39,7 @@ struct Broken {
   Objective f;
   Limits limits;
   std::string target = available_targets()[0];
-  bool labels = true, overlap = false;
+  bool labels = true, overlap = false, misaligned = false;
 };
 
 Broken break_rule(const Json& set) {
@@ -67,6 +68,31 @@ Broken break_rule(const Json& set) {
     if (word == "budget") b.limits.budget_bytes = value;
     if (word == "target") b.target = value;
     if (word == "label") b.f.labels[value[0].get<std::size_t>()] = value[1];
+    if (word == "labels_all") b.f.labels.assign(b.f.labels.size(), value);
+    if (word == "nan_labels") p.bad_labels = BadLabels::nan;
+    if (word == "row") {
+      for (std::int64_t k = 0; k < d; ++k) b.f.e.set(value[0].get<std::int64_t>() * d + k, static_cast<float>(number(value[1])));
+    }
+    if (word == "token_weight" || word == "token_weights_all") {
+      p.token_weights = true;
+      b.f.token_weights.assign(static_cast<std::size_t>(n), word == "token_weight" ? 1.0f : value.get<float>());
+      if (word == "token_weight") b.f.token_weights[value[0].get<std::size_t>()] = value[1];
+    }
+    if (word == "class_weights_all") {
+      p.class_weights = true;
+      b.f.class_weights.assign(static_cast<std::size_t>(v), value);
+    }
+    if (word == "bias_at" || word == "bias_all") {
+      p.bias_dtype = DType::f32;
+      b.f.bias = testing::Buffer(DType::f32, v, word == "bias_all" ? static_cast<float>(number(value)) : 0.0f);
+      if (word == "bias_at") b.f.bias.set(value[0], static_cast<float>(number(value[1])));
+    }
+    if (word == "soft_padding") {
+      p.soft_targets = 2;
+      b.labels = false;
+      b.f.soft_ids.assign(static_cast<std::size_t>(2 * n), p.ignore_index);
+      b.f.soft_probabilities.assign(b.f.soft_ids.size(), 0.5f);
+    }
     if (word == "vocab_order") {
       p.vocab_order = true;
       b.f.order = value.get<std::vector<std::int64_t>>();
@@ -84,6 +110,7 @@ Broken break_rule(const Json& set) {
     }
     if (word == "accumulate") p.accumulate_d_c = true;
     if (word == "overlap") b.overlap = true;
+    if (word == "misaligned") b.misaligned = true;
   }
   if (set.contains("soft_id")) {
     const Json& at = set["soft_id"];
@@ -96,6 +123,7 @@ Broken break_rule(const Json& set) {
 Inputs inputs_of(const Broken& b) {
   Inputs in = b.f.inputs();
   in.labels = b.labels ? b.f.labels.data() : nullptr;
+  if (b.misaligned) in.e = static_cast<const char*>(in.e) + 1;
   return in;
 }
 
@@ -122,6 +150,9 @@ cutloss_problem to_c(const Problem& p) {
   c.logit_scale = p.logit_scale;
   c.label_smoothing = p.label_smoothing;
   c.z_loss = p.z_loss;
+  c.bad_labels = static_cast<std::int32_t>(p.bad_labels);
+  c.has_bias = p.bias_dtype.has_value();
+  c.token_weights = p.token_weights;
   c.class_weights = p.class_weights;
   c.vocab_order = p.vocab_order;
   c.soft_targets = p.soft_targets;
@@ -135,7 +166,7 @@ cutloss_problem to_c(const Problem& p) {
   return c;
 }
 
-std::string refusal_in_c(const Broken& b) {
+cutloss_status run_in_c(const Broken& b, testing::Results& results) {
   const cutloss_problem problem = to_c(b.f.problem);
   cutloss_limits limits;
   cutloss_limits_init(&limits);
@@ -145,31 +176,36 @@ std::string refusal_in_c(const Broken& b) {
   limits.budget_bytes = b.limits.budget_bytes.value_or(0);
   limits.target = b.target.c_str();
   cutloss_plan* plan = nullptr;
-  if (cutloss_make_plan(&problem, &limits, &plan) != CUTLOSS_OK) return cutloss_last_error();
-  testing::Results results(b.f.problem);
+  if (const auto failure = cutloss_make_plan(&problem, &limits, &plan); failure != CUTLOSS_OK) return failure;
   const Inputs in = inputs_of(b);
   const Outputs out = results.outputs();
   cutloss_inputs inputs;
   cutloss_inputs_init(&inputs);
   inputs.e = in.e, inputs.c = in.c, inputs.labels = in.labels;
-  inputs.class_weights = in.class_weights;
+  inputs.bias = in.bias;
+  inputs.token_weights = in.token_weights, inputs.class_weights = in.class_weights;
   inputs.soft_ids = in.soft_ids, inputs.soft_probabilities = in.soft_probabilities;
   inputs.vocab_order = in.vocab_order;
   inputs.has_denominator = in.denominator.has_value();
   inputs.denominator = in.denominator.value_or(0);
   cutloss_outputs outputs;
   cutloss_outputs_init(&outputs);
-  outputs.loss = out.loss, outputs.d_e = out.d_e, outputs.d_c = out.d_c;
+  outputs.loss = out.loss, outputs.d_e = out.d_e, outputs.d_c = out.d_c, outputs.valid_count = out.valid_count;
   outputs.top_k_ids = out.top_k_ids, outputs.top_k_logprobs = out.top_k_logprobs;
   if (b.overlap) outputs.d_c = const_cast<void*>(in.c);
   std::vector<char> workspace(cutloss_plan_workspace_bytes(plan));
   const cutloss_status status = cutloss_run(plan, &inputs, &outputs, workspace.data(), workspace.size(), nullptr);
   cutloss_plan_free(plan);
-  return status == CUTLOSS_OK ? "" : cutloss_last_error();
+  return status;
+}
+
+std::string refusal_in_c(const Broken& b) {
+  testing::Results results(b.f.problem);
+  return run_in_c(b, results) == CUTLOSS_OK ? "" : cutloss_last_error();
 }
 
 TEST(Policies, ARuleIsNotKeptOrHasAnotherTextInCOrCpp) {
-  const Json policies = table();
+  const Json policies = table("policies.json");
   ASSERT_GT(policies.size(), 40u);
   for (const Json& policy : policies) {
     const Broken b = break_rule(policy["set"]);
@@ -181,6 +217,54 @@ TEST(Policies, ARuleIsNotKeptOrHasAnotherTextInCOrCpp) {
       EXPECT_EQ(open ? said.substr(0, text.size()) : said, text)
           << policy["set"] << (refusal == refusal_in_c ? " in C" : "");
     }
+  }
+}
+
+// "zero", "nan", "inf", "finite", or a mix of these.
+std::string kind_of(const testing::Buffer& values, std::int64_t begin, std::int64_t end) {
+  bool zero = true, finite = true, nan = true, inf = true;
+  for (std::int64_t i = begin; i < end; ++i) {
+    const float x = values.get(i);
+    zero &= x == 0, finite &= std::isfinite(x), nan &= std::isnan(x), inf &= std::isinf(x) && x > 0;
+  }
+  return zero ? "zero" : finite ? "finite" : nan ? "nan" : inf ? "inf" : "mixed";
+}
+
+void check_values(const Json& policy, const Problem& p, const testing::Results& got, const std::string& where) {
+  const Json& want = policy["want"];
+  const std::string text = policy["name"].get<std::string>() + where;
+  EXPECT_EQ(kind_of(got.loss, 0, 1), want["loss"]) << text;
+  EXPECT_EQ(got.valid_count, want["valid_count"]) << text;
+  for (const auto& [name, gradient] : {std::pair("d_e", &got.d_e), std::pair("d_c", &got.d_c)}) {
+    if (want.contains(name)) {
+      EXPECT_EQ(kind_of(*gradient, 0, gradient->size()), want[name]) << text << ": " << name;
+    }
+  }
+  for (std::int64_t i = 0; i < p.tokens; ++i) {
+    const std::string kind = kind_of(got.d_e, i * p.hidden, (i + 1) * p.hidden);
+    if (want.contains("zero_row")) {
+      EXPECT_EQ(kind == "zero", i == want["zero_row"]) << text << ": row " << i;
+    }
+    if (want.contains("nan_row")) {
+      EXPECT_EQ(kind, i == want["nan_row"] ? "nan" : "finite") << text << ": row " << i;
+    }
+  }
+}
+
+TEST(Policies, ARulesValueDiffersInCOrCpp) {
+  const Json policies = table("policy_values.json");
+  ASSERT_GT(policies.size(), 12u);
+  for (const Json& policy : policies) {
+    const Broken b = break_rule(policy["set"]);
+    const Problem& p = b.f.problem;
+    testing::Results cpp(p), c(p);
+    const Result<Plan> plan = make_plan(p, b.limits, testing::machine_for(b.target));
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    const Status status = run(plan.value(), inputs_of(b), cpp.outputs());
+    EXPECT_TRUE(status.ok()) << status.message();
+    check_values(policy, p, cpp, "");
+    EXPECT_EQ(run_in_c(b, c), CUTLOSS_OK) << cutloss_last_error();
+    check_values(policy, p, c, " in C");
   }
 }
 

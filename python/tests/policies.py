@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 from oracle import F32, lattice
 
-TABLE = json.loads((Path(__file__).parents[2] / "tests" / "policies.json").read_text())
+_FOLDER = Path(__file__).parents[2] / "tests"
+TABLE = json.loads((_FOLDER / "policies.json").read_text())
+VALUES = json.loads((_FOLDER / "policy_values.json").read_text())
 BY_NAME = [", ".join(f"{word} {value}" for word, value in policy["set"].items()) for policy in TABLE]
 
 
@@ -41,9 +43,52 @@ def arguments(policy):
         options["accumulate"] = {"d_c": np.zeros_like(c)}
     if given.pop("overlap", False):
         options["accumulate"] = {"d_c": c}
+    given.pop("misaligned", None)  # in C and C++ only
+    edges(given, options, e, labels, v)
+    if given.pop("soft_padding", False):
+        options["soft_targets"] = np.full((n, 2), -100), np.full((n, 2), 0.5, F32)
+        labels = None
     options |= {word: number(value) if word not in ("filter", "mode", "reduction", "target", "wrt") else value
                 for word, value in given.items()}
     return e, c, labels, options
+
+
+def edges(given, options, e, labels, v):
+    """The words of policy_values.json, taken out of `given`."""
+    if at := given.pop("row", None):
+        e[at[0]] = number(at[1])
+    if "labels_all" in given:
+        labels[:] = given.pop("labels_all")
+    if at := given.pop("token_weight", None):
+        options["token_weights"] = np.ones(len(e), F32)
+        options["token_weights"][at[0]] = at[1]
+    for word, size in (("token_weights", len(e)), ("class_weights", v), ("bias", v)):
+        if word + "_all" in given:
+            options[word] = np.full(size, number(given.pop(word + "_all")), F32)
+    if at := given.pop("bias_at", None):
+        options["bias"] = np.zeros(v, F32)
+        options["bias"][at[0]] = number(at[1])
+
+
+def kind_of(values):
+    values = np.asarray(values)
+    if not values.any():
+        return "zero"
+    if np.isfinite(values).all():
+        return "finite"
+    return "nan" if np.isnan(values).all() else "inf" if (values == np.inf).all() else "mixed"
+
+
+def check_values(policy, loss, d_e, d_c, valid_count):
+    want = policy["want"]
+    assert kind_of(loss) == want["loss"] and int(valid_count) == want["valid_count"]
+    for name, gradient in (("d_e", d_e), ("d_c", d_c)):
+        assert kind_of(gradient) == want.get(name, kind_of(gradient)), name
+    for i, row in enumerate(np.asarray(d_e)):
+        if "zero_row" in want:
+            assert (kind_of(row) == "zero") == (i == want["zero_row"]), i
+        if "nan_row" in want:
+            assert kind_of(row) == ("nan" if i == want["nan_row"] else "finite"), i
 
 
 def check(said, policy):

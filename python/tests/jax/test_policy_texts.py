@@ -6,14 +6,14 @@ import re
 import jax
 import numpy as np
 import pytest
-from policies import BY_NAME, TABLE, arguments, check
+from policies import BY_NAME, TABLE, VALUES, arguments, check, check_values
 
 import cutloss
 from cutloss.jax import linear_cross_entropy
 
 # No argument here: gradients are asked for by differentiating, and written to new arrays; the kernels' target is the
 # environment's.
-ELSEWHERE = ("accumulate", "overlap", "target")
+ELSEWHERE = ("accumulate", "overlap", "misaligned", "target")
 NAMES = {"vocab_order": "vocab_sort_indices"}
 
 
@@ -36,6 +36,20 @@ def test_a_rule_is_not_kept_or_has_another_text(policy, jit):
     for ours, theirs in NAMES.items():
         said = said.replace(theirs, ours)
     check(said, policy)
+
+
+@pytest.mark.parametrize("policy", VALUES, ids=lambda policy: policy["name"])
+@pytest.mark.parametrize("impl", ["cpu", "xla"])
+def test_a_rules_value_differs(policy, impl):
+    e, c, labels, options = arguments(policy["set"])
+    options.pop("nan_labels", None)  # what is traced is never refused
+
+    def f(e, c, labels):
+        loss, metrics = linear_cross_entropy(e, c, labels, metrics="valid_count", _impl=impl, **options)
+        return loss, metrics["valid_count"]
+
+    (loss, count), gradients = jax.jit(jax.value_and_grad(f, (0, 1), has_aux=True))(e, c, labels)
+    check_values(policy, loss, *gradients, count)
 
 
 def test_evaluating_forgives_what_differentiating_does_not():
