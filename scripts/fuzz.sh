@@ -17,7 +17,7 @@ npy() { # DESCR FORTRAN_ORDER SHAPE BYTES
 
 write_seeds() {
   local corpus=build/fuzz/corpus i
-  mkdir -p $corpus/{objective,npy,tuning}_fuzz build/fuzz/found
+  mkdir -p $corpus/{objective,npy,tuning,machine}_fuzz build/fuzz/found
   for i in $(seq 40); do echo "problem $i" | sha512sum >$corpus/objective_fuzz/seed$i; done
   npy '<f4' False '2, 3' 24 >$corpus/npy_fuzz/f4
   npy '<f2' True '2, 3' 12 >$corpus/npy_fuzz/f2
@@ -29,6 +29,7 @@ write_seeds() {
   npy '<V2' False '9000000000000000000, 2' 8 >$corpus/npy_fuzz/large
   echo 'avx2 stream 640 f32 vd 1024 168 2048 512 768' >$corpus/tuning_fuzz/one
   printf 'avx512 chunk 7 bf16 dv 1 1 1 1 1\navx512 loss 16777216 f16 vd 65536 9 9 9 9\n' >$corpus/tuning_fuzz/two
+  printf "name = box # mine\nf32_flops = 2e12\nbandwidth=1e11\ncache_bytes=3e7\nthreads=8\n" >$corpus/machine_fuzz/box
 }
 
 say "building the fuzz targets (preset fuzz)"

@@ -3,6 +3,7 @@
 
 #include "src/cli/cli.h"
 #include "src/cli/options.h"
+#include "src/cli/plan_costs.h"
 
 namespace cutloss::cli {
 namespace {
@@ -45,16 +46,25 @@ void add_plan(CLI::App& app, int& code) {
       "  cutloss plan --n 8192 --v 262144 --d 640 --dtype bf16 --frozen\n"
       "  cutloss plan --n 8192 --v 262144 --d 640 --budget 64MiB --json\n"
       "  cutloss plan --max-tokens --budget 64MiB --v 262144 --d 640 --frozen\n"
-      "The budget is for the workspace: memory beyond inputs and gradients.");
+      "  cutloss plan --n 8192 --v 256000 --d 2304 --dtype bf16 --costs --machine a100\n"
+      "  cutloss plan --n 1024 --v 65536 --d 640 --costs --measure\n"
+      "  cutloss plan --infer-kept 46 314 100       how much Cut Cross-Entropy kept, from its published times\n"
+      "The budget is for the workspace: memory beyond inputs and gradients. --costs is the planner's own model, see\n"
+      "docs/cost-model.md; a described machine is a file of lines such as 'bandwidth = 819e9' (f32_flops, bf16_flops,\n"
+      "cache_bytes, and threads for a CPU).");
   static ProblemOptions options;
   static bool most = false;
+  static CostOptions costs;
   static bool json = false;
   options.add_shape(*command);
   options.add_objective(*command);
+  options.add_terms(*command);
+  options.add_filter(*command);
   options.add_limits(*command);
   command->add_flag("--max-tokens", most, "Print how many tokens fit in --budget instead; --n does not matter");
+  costs.add(*command);
   command->add_flag("--json", json, "Print JSON");
-  command->callback([&code] { code = plan(options, most, json); });
+  command->callback([&code] { code = costs.wanted() ? print_costs(options, costs, json) : plan(options, most, json); });
 }
 
 }  // namespace cutloss::cli

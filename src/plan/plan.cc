@@ -1,8 +1,8 @@
 // The planner: from a problem, limits and a machine to a mode, tile sizes and a workspace. A pure function.
 //
 // It lists the candidates of every legal mode (threads x block sizes), asks map_workspace() what each needs, drops what
-// is over budget, and takes the one with the lowest predicted time. A larger budget only adds candidates, so it never
-// makes the predicted time worse.
+// is over budget, and takes the one with the lowest time by the model in cost.h. A
+// larger budget only adds candidates, so it never makes the predicted time worse.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -11,6 +11,7 @@
 #include "src/cpu/float_env.h"
 #include "src/cpu/kernels.h"
 #include "src/plan/arith.h"
+#include "src/plan/cost.h"
 #include "src/plan/tuning.h"
 #include "src/plan/workspace.h"
 #include "src/problem/resolve.h"
@@ -37,36 +38,6 @@ constexpr std::int64_t kHeadRows = 768;          // vocabulary rows over which p
 constexpr Blocks kDefaultBlocks = {kMaxTokenBlock, 0 /* by the caches */, kMaxChunkTokens, kHeadTokens, kHeadRows};
 constexpr double kFlopsPerThread = 8e6;  // a thread takes 20 us to start, about 2 MFLOP of work
 
-// The second accumulator that smoothing needs under a softcap is one more product over the vocabulary.
-double hidden_products(const Problem& p) {
-  if (!p.want_d_e) return 0;
-  if (p.filter == Filter::tile) return 2;  // forms the logits once more; what it will drop is not known
-  return p.softcap && p.label_smoothing > 0 ? 2 : 1;
-}
-
-double units_of(const Problem& p, Mode mode) {
-  const double head = p.want_d_c ? 1 : 0;  // dbias alone is a matrix-vector product
-  const double mean = p.metrics.mean_logits && p.softcap ? 1 : 0;
-  switch (mode) {
-    case Mode::loss:
-    case Mode::stream: return 1 + hidden_products(p) + mean;
-    case Mode::chunk: return 1 + hidden_products(p) + head + mean;
-    case Mode::recompute: return (wants_head(p) ? 2 : 1) + hidden_products(p) + head + mean;
-    case Mode::sparse: return 1 + mean;  // and what is kept
-    case Mode::automatic: break;
-  }
-  return 0;
-}
-
-bool drops_entries(const Problem& p) { return p.filter == Filter::certified || p.filter == Filter::unbiased; }
-
-std::vector<Mode> legal_modes(const Problem& p) {
-  if (wants_gradient(p) && drops_entries(p)) return {Mode::sparse};
-  if (wants_gradient(p) && p.filter == Filter::tile) return {Mode::recompute};
-  if (wants_head(p)) return {Mode::chunk, Mode::recompute};
-  return {p.want_d_e ? Mode::stream : Mode::loss};
-}
-
 std::int64_t vocab_tile(const Problem& p, const cpu::Kernels& kernels, const Machine& machine,
                         const Blocks& most = kDefaultBlocks) {
   const std::int64_t most_rows = kMaxTileRows / kernels.rows * kernels.rows;
@@ -75,33 +46,6 @@ std::int64_t vocab_tile(const Problem& p, const cpu::Kernels& kernels, const Mac
   std::int64_t rows = static_cast<std::int64_t>(machine.l2_bytes / 2) / row_bytes / kernels.rows * kernels.rows;
   rows = std::clamp(rows, kMinTileGroups * kernels.rows, most_rows);
   return std::min(rows, round_up(p.vocab, kernels.rows));
-}
-
-// Time in units of one product over all N tokens on one thread. Packing a head tile costs about as much as W tokens of
-// products (1 cycle an element, memory included), so a block of B tokens pays 1 + W / B.
-double predicted_time(const Plan& plan, const Geometry& g) {
-  const Problem& p = plan.problem;
-  const double w = static_cast<double>(g.panel);
-  const double at_once =
-      static_cast<double>(plan.mode == Mode::chunk ? std::min(plan.chunk_tokens, p.tokens) : p.tokens);
-  const double block = std::min(static_cast<double>(plan.token_block), std::max(at_once, 1.0));
-  const double loss_tasks = static_cast<double>(ceil_div(static_cast<std::int64_t>(at_once), plan.token_block)) *
-                            static_cast<double>(plan.vocab_slices);
-  const double rounds =
-      std::max(1.0, static_cast<double>(ceil_div(static_cast<std::int64_t>(loss_tasks), plan.threads)));
-  const double loss_speed = std::max(loss_tasks, 1.0) / rounds;
-  double time = (1 + hidden_products(p) + w / block) / loss_speed;
-  if (wants_head(p)) {
-    const double head_tasks = static_cast<double>(ceil_div(g.tiles, plan.head_tiles));
-    const double head_speed = std::min(head_tasks, static_cast<double>(plan.threads));
-    const double products = (p.want_d_c ? 1 : 0) + (plan.mode == Mode::chunk ? 0 : 1);
-    // chunk reads and writes dC once per chunk; recompute packs the tokens twice per task.
-    const double overhead = plan.mode == Mode::chunk ? 24 / std::max(at_once, 1.0)
-                                                     : 2 * w / static_cast<double>(plan.head_tiles * g.tile_rows) +
-                                                           4 / static_cast<double>(plan.head_tokens);
-    time += (products + overhead) / head_speed;
-  }
-  return time;
 }
 
 std::vector<std::int64_t> halvings(std::int64_t from, std::int64_t step) {
@@ -179,6 +123,7 @@ Choice choose(const Problem& p, Mode mode, const cpu::Kernels& kernels, const Ma
               std::uint64_t budget) {
   Choice choice;
   const TunedBlocks* const tuned = find_tuned(machine.tuning, p, mode, kernels.name);
+  const Speeds core = nominal_core(kernels.panel, static_cast<double>(machine.l3_bytes));
   // False if the plan is over `limit`.
   const auto consider = [&](std::int64_t tile, const Shape& shape, bool smallest, std::uint64_t limit,
                             const Blocks& most) {
@@ -186,7 +131,7 @@ Choice choose(const Problem& p, Mode mode, const cpu::Kernels& kernels, const Ma
     plan.tuned = tuned != nullptr && &most == &tuned->blocks;
     choice.smallest = std::min(choice.smallest, plan.workspace_bytes);
     if (plan.workspace_bytes > limit) return false;
-    const double time = predicted_time(plan, geometry_of(plan));
+    const double time = predict(plan, core).seconds();
     if (time < choice.best_time) {
       choice.best_time = time;
       choice.best = std::move(plan);
@@ -378,7 +323,8 @@ Result<Plan> make_plan(const Problem& problem, const Limits& limits, const Machi
       if (best.best) rejected.push_back({best.best->mode, "predicted slower"});
       best = std::move(choice);
     } else {
-      rejected.push_back({mode, text("predicted slower (", units_of(problem, mode), "u)")});
+      rejected.push_back({mode, text("predicted slower (", units_of(problem, mode), "u, ",
+                                     std::round(100 * choice.best_time / best.best_time) / 100, " x the time)")});
     }
   }
   if (!best.best) return over_budget(limits.budget_bytes.value_or(kUnlimited), smallest, rejected);
