@@ -40,6 +40,7 @@ void add_check(CLI::App& app, int& code);
 void add_bench(CLI::App& app, int& code);
 void add_tune(CLI::App& app, int& code);
 void add_loss(CLI::App& app, int& code);
+void add_analyze(CLI::App& app, int& code);
 
 // Runs `cutloss-NAME` from the directory of this executable or from PATH, in place of this process. Returns only if
 // there is none, with kBadUsage, after having said so on stderr.

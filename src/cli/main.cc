@@ -22,6 +22,7 @@ constexpr const char* kFooter = R"(Examples:
   cutloss tune --n 2048 --v 262144 --d 640 --frozen  block sizes measured on this machine
   cutloss plan --n 8192 --v 262144 --d 640 --budget 256MiB
   cutloss loss --e e.npy --c c.npy --labels y.npy --d-e d_e.npy --frozen
+  cutloss analyze --hidden e.npy --table c.npy --labels y.npy   what filters would keep and cost there
 
 `cutloss NAME` with another NAME runs the program cutloss-NAME from this tool's directory or the PATH.
 
@@ -44,6 +45,7 @@ int run(int argc, char** argv) {
   add_bench(app, code);
   add_tune(app, code);
   add_loss(app, code);
+  add_analyze(app, code);
   refuse_numbers_beyond_64_bits(app);
 
   std::vector<std::string> names;
