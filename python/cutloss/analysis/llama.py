@@ -51,8 +51,10 @@ class Llama:
         tokenizer.decoder = decoders.ByteLevel()
         return tokenizer
 
-    def bos(self) -> int:
-        return int(self._contents("tokenizer.ggml.bos_token_id"))
+    def bos(self) -> int | None:
+        """Returns the id that begins a text; None where the model was trained without one, as SmolLM2."""
+        adds, token = (self._fields.get(f"tokenizer.ggml.{key}") for key in ("add_bos_token", "bos_token_id"))
+        return None if token is None or (adds is not None and not adds.contents()) else int(token.contents())
 
     def hidden(self, ids: np.ndarray) -> np.ndarray:
         """Returns the hidden states [L, D] after the final norm of a sequence of ids [L]."""
