@@ -156,7 +156,7 @@ def _holds(extent: int, vocab: int) -> bool:
 
 
 def _collectives(program: Program) -> Iterator[Collective]:
-    for computation, instruction, loops in _executed(program, program.entry, ()):
+    for computation, instruction, loops in executed(program, program.entry, ()):
         kind = instruction.operation.removesuffix("-start")
         if kind not in COLLECTIVES:
             continue
@@ -173,7 +173,7 @@ def _collectives(program: Program) -> Iterator[Collective]:
         yield Collective(kind, instruction.name, " ".join(map(str, most)), sum(a.bytes for a in most), devices, loops)
 
 
-def _executed(program: Program, computation: Computation,
+def executed(program: Program, computation: Computation,
               loops: tuple[Loop, ...]) -> Iterator[tuple[Computation, Instruction, tuple[Loop, ...]]]:
     for instruction in computation.instructions.values():
         yield computation, instruction, loops
@@ -185,7 +185,7 @@ def _executed(program: Program, computation: Computation,
                 continue  # how two numbers are reduced
             for name in names:
                 if name in program.computations:
-                    yield from _executed(program, program.computations[name], inside)
+                    yield from executed(program, program.computations[name], inside)
 
 
 def _group_size(instruction: Instruction) -> int | None:

@@ -129,7 +129,7 @@ def abstract(source: Source, settings: Config, mesh: Any = None) -> Any:
         return model
     graph, state = nnx.split(model)
     shapes = jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), state, _places(state, mesh)
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), state, places(state, mesh)
     )
     return nnx.merge(graph, shapes)
 
@@ -306,10 +306,10 @@ def _spread(model: Any, mesh: Any) -> Any:
     from flax import nnx
 
     graph, state = nnx.split(model)
-    return nnx.merge(graph, jax.tree.map(jax.device_put, state, _places(state, mesh)))
+    return nnx.merge(graph, jax.tree.map(jax.device_put, state, places(state, mesh)))
 
 
-def _places(state: Any, mesh: Any) -> Any:
+def places(state: Any, mesh: Any) -> Any:
     import jax
     from flax import nnx
 

@@ -1,0 +1,151 @@
+"""What is read out of a compiled program: buffers at the peak, FLOP and bytes with loops in full."""
+
+import types
+
+import made
+import pytest
+
+from cutloss.evidence import buffers, facts, roofline
+from cutloss.jax import hlo
+
+
+REPORT = "Memory Space: default (color=0)\nTotal bytes: 22934454272 (21.36GiB)\n  cumulative_size;\n\nMemory Space: vmem (color=1)\nTotal bytes: 7 (7B)\n"
+ASSIGNMENT = """BufferAssignment:
+allocation 0: size 512, thread-local:
+ value: <2 reduce_max.5 @0> (size=512,offset=0): bf16[]{:T(256)}
+allocation 1: size 4096, parameter 0, shape |f32[1024]| at ShapeIndex {}:
+ value: <3 p.1 @0> (size=4096,offset=0): f32[1024]{0:T(1024)}
+allocation 2: size 100, maybe-live-out:
+ value: <4 result @0> (size=100,offset=0): f32[25]{0}
+allocation 3: size 12288, preallocated-temp:
+ value: <5 wide @0> (size=8192,offset=0): f32[2048]{0:T(1024)}
+ value: <6 big.1{0} @0> (size=4096,offset=0): f32[1024]{0:T(1024)}
+ value: <7 big.2 @0> (size=4096,offset=4096): f32[1024]{0:T(1024)}
+ value: <8 big.3 @0> (size=4096,offset=8192): f32[1024]{0:T(1024)}
+allocation 4: size 1000000, color 1, preallocated-temp:
+ value: <9 tile @1> (size=1000000,offset=0): f32[250000]{0:T(1024)S(1)}
+"""
+RANGES = """HloLiveRange (max 20):
+  InstructionSequence:
+    0:p.1
+  BufferLiveRange:
+    p.1{}:0-20
+    wide{}:2-5
+    big.1{0}:6-9
+    big.2{}:8-12
+    big.3{}:9-9
+    tile{}:0-20
+"""
+TEXT = """
+ENTRY %main (p: f32[2]) -> f32[2] {
+  %big.1 = (f32[1024]{0}, f32[]) fusion(%a), metadata={op_name="jit(_train_step)/transpose(jvp(layers_3))/mlp/dot_general"}
+  %big.2 = f32[1024]{0} add(%a, %b), metadata={op_name="jit(_train_step)/transpose(jvp(layers_17))/mlp/dot_general"}
+  %wide = f32[2048]{0} add(%a, %b), metadata={op_name="jit(_train_step)/jvp(embedder)/mul"}
+}
+"""
+
+
+def written(folder, assignment=ASSIGNMENT, ranges=RANGES):
+    for name, text in (("memory-usage-report", REPORT), ("buffer-assignment", assignment), ("live-range", ranges)):
+        (folder / f"module_0001.jit__train_step.cl_9.after_optimizations-{name}.txt").write_text(text)
+    return folder
+
+
+def test_only_what_is_alive_at_the_peak_is_listed(tmp_path):
+    found = buffers.of(written(tmp_path), TEXT)
+    # big.1, big.2 and big.3 at 9 are 12288 bytes; wide is gone by then, tile is on the chip.
+    assert [(row["bytes"], row["count"], row["array"]) for row in found["largest"]] == [(8192, 2, "f32[1024]"), (4096, 1, "f32[1024]")]
+    assert found["largest"][0]["of"] == "gradient: layers/mlp/dot_general" and found["largest"][1]["of"] == "big"
+    assert found["kinds"] == {"parameter": 4096, "maybe-live-out": 100, "preallocated-temp": 12288}
+    assert found["total_bytes"] == 22934454272
+
+
+def test_a_range_ends_after_its_last_use(tmp_path):
+    ranges = RANGES.replace("big.1{0}:6-9", "big.1{0}:5-5").replace("big.3{}:9-9", "big.3{}:5-5")
+    found = buffers.of(written(tmp_path, ranges=ranges), TEXT)
+    assert sum(row["bytes"] for row in found["largest"]) == 8192 + 4096 + 4096
+
+
+def test_what_xla_did_not_write_is_left_out(tmp_path):
+    assert buffers.of(tmp_path) == {"largest": []}
+    assert buffers.of(written(tmp_path, assignment="", ranges="?"))["largest"] == []
+
+
+def test_the_newest_program_counts(tmp_path):
+    import os
+
+    written(tmp_path)
+    old = tmp_path / "module_0000.jit__train_step.cl_9.after_optimizations-memory-usage-report.txt"
+    old.write_text(REPORT.replace("22934454272", "1"))
+    os.utime(old, (1, 1))
+    assert buffers.of(tmp_path)["total_bytes"] == 22934454272
+
+
+LOOP = """HloModule jit_step, num_partitions=1
+
+%body (arg: (s32[], f32[4096,64])) -> (s32[], f32[4096,64]) {
+  %arg = (s32[], f32[4096,64]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%arg), index=0
+  %table = f32[4096,64]{1,0} get-tuple-element(%arg), index=1
+  %zero = s32[] constant(0)
+  %one = s32[] constant(1)
+  %tile = f32[256,64]{1,0} dynamic-slice(%table, %i, %zero), dynamic_slice_sizes={256,64}
+  %logits = f32[256,256]{1,0:S(1)} dot(%tile, %tile), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+  %next = s32[] add(%i, %one)
+  ROOT %out = (s32[], f32[4096,64]{1,0}) tuple(%next, %table)
+}
+
+%condition (arg: (s32[], f32[4096,64])) -> pred[] {
+  %arg.1 = (s32[], f32[4096,64]{1,0}) parameter(0)
+  %i.1 = s32[] get-tuple-element(%arg.1), index=0
+  %limit = s32[] constant(16)
+  ROOT %less = pred[] compare(%i.1, %limit), direction=LT
+}
+
+ENTRY %main (p: f32[4096,64]) -> f32[4096,64] {
+  %p = f32[4096,64]{1,0} parameter(0)
+  %start = s32[] constant(0)
+  %carry = (s32[], f32[4096,64]{1,0}) tuple(%start, %p)
+  %loop = (s32[], f32[4096,64]{1,0}) while(%carry), condition=%condition, body=%body
+  ROOT %result = f32[4096,64]{1,0} get-tuple-element(%loop), index=1
+}
+"""
+
+
+def test_loops_count_in_full_and_slices_count_what_they_take():
+    found = roofline.estimate(LOOP, made.point(), [])
+    assert found["flop"] == 16 * 2 * 256 * 256 * 64
+    # Each trip: the tile is read and written, and read twice by the product, whose result stays on the chip; 12 bytes
+    # and 8 are of the counter.
+    tile = 256 * 64 * 4
+    assert 16 * 4 * tile <= found["memory_bytes"] <= 16 * (4 * tile + 64)
+    assert found["is_estimate"] is True and found["loops_of_unknown_length"] == 0
+
+
+def test_convolutions_of_products_count_their_taps_once():
+    text = LOOP.replace(
+        "dot(%tile, %tile), lhs_contracting_dims={1}, rhs_contracting_dims={1}",
+        "convolution(%tile, %tile), dim_labels=bf_oi->bf",
+    )
+    assert roofline.estimate(text, made.point(), [])["flop"] == 16 * 2 * 256 * 256 * 64
+
+
+def test_collectives_of_one_kind_are_counted_together():
+    one = hlo.Collective("all-gather", "ag.1", "bf16[8]", 16, 4, (hlo.Loop("while", 10),))
+    other = hlo.Collective("all-gather", "ag.2", "bf16[8]", 16, 4, (hlo.Loop("while.2", 10),))
+    lone = hlo.Collective("all-reduce", "ar", "f32[2]", 8, 4, ())
+    found = facts.hlo_facts(hlo.Report([], [one, other, lone], 0, 0, 0, 0))
+    assert found["collective_counts"] == {"all-gather": 2, "all-reduce": 1}
+    assert found["collective_bytes"] == 2 * 160 + 8 and found["loop_bytes"] == 320
+    assert found["collectives"][0]["trips"] == 10 and found["collectives"][0]["count"] == 2
+
+
+def test_the_total_is_the_reports_or_else_the_peak_and_the_outputs():
+    memory = types.SimpleNamespace(
+        argument_size_in_bytes=1, output_size_in_bytes=20, alias_size_in_bytes=3, temp_size_in_bytes=400,
+        generated_code_size_in_bytes=5, peak_memory_in_bytes=6000,
+    )  # fmt: skip
+    assert facts.planned(memory, {}) == {
+        "arguments": 1, "outputs": 20, "aliased": 3, "temporary": 400, "code": 5, "peak": 6000, "total": 6020, "kinds": {}
+    }  # fmt: skip
+    assert facts.planned(memory, {"total_bytes": 7000})["total"] == 7000

@@ -1,0 +1,143 @@
+"""The report from records alone: tables beside the published ones, one page that needs nothing else, a PDF."""
+
+import csv
+import re
+
+import made
+import pytest
+
+from cutloss.evidence import published, tables, texts
+from cutloss.evidence.records import FORMAT, Records
+
+GIB = made.GIB
+
+
+def parity(step):
+    return {"format": FORMAT, "kind": "parity", "key": f"parity gemma3-270m float32 b4x128 r16 seed0 step {step}", "step": step,
+            "outcome": "ok", "message": "", "losses": {"default": 3.0 / step, "cutloss": 3.0 / step + 1e-7}, "norms": {},
+            "cosine": 1 - 1e-12, "relative_difference": 1e-6, "seconds": {"total": 1.0}, "versions": {"jax": "0"},
+            "date": "2026-01-01T00:00:00+00:00", "command": "cutloss-evidence parity"}  # fmt: skip
+
+
+def quality(arm):
+    answers = [{"source": f"text {k}", "reference": f"texte {k}", "answer": f"<b>{arm}</b> {k}"} for k in range(3)]
+    score = {when: {"bleu": 1.0, "chrf": 20.0, "answers": 3} for when in ("before", "after")}
+    return {"format": FORMAT, "kind": "quality", "key": f"quality {arm}", "arm": arm, "batch": 4, "context": 128, "steps": 3,
+            "outcome": "ok", "message": "", "losses": [3.0, 2.0, 1.0], "evaluated": [[2, 2.5], [3, 2.25]], "quality": score,
+            "step_seconds": 1.0, "planned_bytes": GIB, "peak_rss_bytes": 2 * GIB, "seconds": {"total": 1.0},
+            "answers": {"before": answers, "after": answers}, "versions": {"jax": "0"}, "date": "2026-01-01T00:00:00+00:00",
+            "command": "cutloss-evidence quality"}  # fmt: skip
+
+
+RECORDS = [
+    made.ok(made.point(16, 512, arm="default"), 12.5 * GIB),
+    made.ok(made.point(16, 512), 4.5 * GIB),
+    made.ok(made.point(16, 512, remat="BLOCK"), 1.6 * GIB),
+    made.refused(made.point(16, 1024, arm="default")),
+    made.ok(made.point(16, 1024), 9 * GIB),
+    made.ok(made.point(16, 512, arm="scheme", tiles=(128, 8192)), 5 * GIB),
+    made.ok(made.point(16, 512, arm="default", fsdp=4), 7 * GIB),
+    made.ok(made.point(16, 512, fsdp=4), 2 * GIB),
+    made.ok(made.point(16, 512, arm="default", fsdp=4, split=False), 11.3 * GIB),
+    made.outcome(made.point(64, 512), "timeout"),
+    parity(1),
+    parity(2),
+    quality("default"),
+    quality("cutloss"),
+    {**parity(1), "kind": "multihost", "key": "multihost 2x2"},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("report")
+    with Records(place / "records.jsonl") as store:
+        for record in RECORDS:
+            store.add(record)
+    from cutloss.evidence import cli
+
+    assert cli.main(["report", "--records", str(place / "records.jsonl"), "--to", str(place / "out")]) == 0
+    return place / "out"
+
+
+def rows(folder, name):
+    with (folder / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_pressure_stands_beside_the_published_figures(folder):
+    first, second = rows(folder, "pressure")[:2]
+    assert (first["published default"], first["published CCE"]) == ("12.57", "4.98")
+    assert (first["default"], first["cutloss"], first["cutloss, BLOCK remat"]) == ("12.5", "4.5", "1.6")
+    assert second["default"] == "does not fit (20.33)" and second["cutloss"] == "9.0"
+    assert rows(folder, "validation")[0]["difference"] == "-0.6 %"
+
+
+def test_a_split_batch_is_not_validated_by_a_whole_one(folder):
+    """The published mesh rows computed the whole batch on each chip: only such a row of ours may stand for the method."""
+    assert {row["mesh"]: row["ours"] for row in rows(folder, "validation")} == {"fsdp1-tp1": "12.5", "fsdp4-tp1": "11.3"}
+
+
+def test_the_frontier_says_what_is_not_known(folder):
+    (row,) = [row for row in rows(folder, "frontier") if row["mesh"] == "fsdp1-tp1" and row["batch"] == "16"]
+    assert (row["default"], row["cutloss"], row["published default"]) == ("512 < 1024", "1024 +", "512")
+
+
+@pytest.mark.parametrize(
+    ("tries", "want"),
+    [([], None), ([(256, False)], "none < 256"), ([(256, True), (512, False), (1024, True)], "256 < 512"), ([(512, True)], "512 +")],
+)
+def test_brackets_are_below_every_refusal(tries, want):
+    assert tables.bracket(tries) == want
+
+
+def test_the_page_needs_nothing_else(folder):
+    page = (folder / "report.html").read_text()
+    assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", page) and "<script" not in page and "@import" not in page
+    assert page.count("data:image/png;base64,") == len(list(folder.glob("*.png"))) >= 4
+    assert "<b>default</b>" not in page and "&lt;b&gt;default&lt;/b&gt; 0" in page  # answers are text, not HTML
+    for table in tables.all_of(RECORDS):
+        assert f'id="{table.name}"' in page
+
+
+def test_the_summary_is_computed_from_the_records(folder):
+    page = (folder / "report.html").read_text()
+    assert "Gemma 3 270M 16 x 1024 on 1 v5e" in page  # opened
+    assert "2.78 times" in page or "3.50 times" in page
+    assert "1: gemma3-270m cutloss 64x512" in page and "(timeout)" in page
+    worse = [made.ok(made.point(1, 256, arm="default"), GIB), made.ok(made.point(1, 256), 1.5 * GIB)]
+    text = " ".join(texts.summary(worse, tables.all_of(worse)))
+    assert "cutloss plans more than the default: 1 of 1" in text and "1.00 and 1.50 GiB" in text
+
+
+def test_the_pdf_is_one(folder):
+    data = (folder / "report.pdf").read_bytes()
+    assert data.startswith(b"%PDF-") and data.rstrip().endswith(b"%%EOF")
+    assert len(re.findall(rb"/Type /Page\b", data)) > len(tables.all_of(RECORDS))
+
+
+def test_the_index_names_every_file(folder):
+    index = (folder / "README.md").read_text()
+    for file in folder.iterdir():
+        assert file.name == "README.md" or f"`{file.name}`" in index
+
+
+def test_records_that_are_not_there_are_named(tmp_path, capsys):
+    from cutloss.evidence import cli
+
+    assert cli.main(["report", "--records", str(tmp_path / "none.jsonl"), "--to", str(tmp_path)]) == 2
+    assert "no such file" in capsys.readouterr().err
+
+
+def test_published_figures_are_the_published_ones():
+    planned, frontier = published.planned(), published.frontier()
+    one = ("gemma3-270m", "fsdp1-tp1", 16, 512, 16)
+    assert (planned[*one, "default"]["gib"], planned[*one, "cce"]["gib"]) == (12.57, 4.98)
+    assert planned["gemma3-12b", "fsdp8-tp1", 4, 512, 16, "cce"] | {"source": ""} == {
+        "model": "gemma3-12b", "mesh": "fsdp8-tp1", "batch": 4, "context": 512, "rank": 16, "arm": "cce", "fits": False,
+        "gib": 17.31, "step_seconds": None, "source": "",
+    }  # fmt: skip
+    assert [frontier["gemma3-270m", "fsdp1-tp1", b, "cce"] for b in (8, 16, 32, 64, 128)] == [2048, 1024, 1024, 512, 256]
+    assert frontier["gemma3-270m", "fsdp1-tp1", 64, "default"] is None
+    assert all(row["source"].endswith(".csv") for row in published.table("planned"))
+
