@@ -77,8 +77,9 @@ def _frontier(table: Table) -> Any | None:
         for (_, _, _, batch), row in groups.items():
             for context, fits in row.get(arm, ()):
                 axes.plot(context, batch, "o" if fits else "x", color="C2" if fits else "C3")
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2)
+        for axis, scale in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
+            scale("log", base=2)
+            axis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_title(arm, fontsize=9)
         axes.set_xlabel("context")
     (all_axes[0] if len(arms) > 1 else all_axes).set_ylabel("batch")

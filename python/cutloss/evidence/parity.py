@@ -61,6 +61,14 @@ def main(options: argparse.Namespace, console: Any) -> int:
     return 0
 
 
+def _command(options: argparse.Namespace) -> str:
+    names = ("steps", "batch", "context", "rank", "lr", "seed", "dtype")
+    given = [f"--{name} {getattr(options, name)}" for name in names]
+    given += [f"--{name.replace('_', '-')} {Path(value).name}" for name in ("model_path", "model_family", "data")
+              if (value := getattr(options, name))]  # fmt: skip
+    return " ".join(["cutloss-evidence parity", *given])
+
+
 def _in_words(record: dict[str, Any]) -> str:
     a, b = record["losses"]["default"], record["losses"]["cutloss"]
     return f"{record['key']}: loss {a:.6f} and {b:.6f}, cosine 1 - {1 - record['cosine']:.1e}"
@@ -177,8 +185,7 @@ def _record(options: argparse.Namespace, step: int, both: Any, seconds: float) -
         "seconds": {"total": round(seconds, 2)},
         "versions": process.versions(),
         "date": process.now(),
-        "command": f"cutloss-evidence parity --steps {options.steps} --batch {options.batch} --context {options.context} "
-        f"--rank {options.rank} --lr {options.lr:g} --seed {options.seed} --dtype {options.dtype}",
+        "command": _command(options),
     }
 
 

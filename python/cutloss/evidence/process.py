@@ -45,7 +45,8 @@ def run(
         with log.open("wb") as output:
             child = subprocess.Popen(
                 [*(command or [sys.executable, "-m", worker.__name__]), *arguments],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=_environment(environment), start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=_environment(environment),
+                process_group=0,  # and not a session, in which it would have a priority of its own again
             )  # fmt: skip
             try:
                 while child.poll() is None and stopped is None:
