@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -220,3 +222,16 @@ def tiny(name: str, tied: bool, sizes: dict[str, Any]) -> Any:
         if key not in known:
             raise ConfigError(f"model.sizes: {key!r} is no field of {name}'s ModelConfig; there is: {', '.join(known)}")
     return family.module.ModelConfig(**{**fields, **sizes})
+
+
+def use_own_positions(name: str, config: Any) -> None:
+    """Makes Tunix turn positions by the configuration's own `rope_theta`, in this process.
+
+    Tunix 0.1.7 reads it for Llama 3 and Qwen 3 and does not pass it on: 1,000,000 is used for all. The mean nll of
+    SmolLM2 135M, whose own is 100,000, is then 3.146 on the first 512 tokens of the GPL, not 2.992. Llama 3 has 500,000.
+    """
+    module = FAMILIES[name].module
+    rope = getattr(module, "apply_rope", None)
+    rope = getattr(rope, "func", rope)
+    if rope is not None and "rope_theta" in inspect.signature(rope).parameters:
+        module.apply_rope = functools.partial(rope, rope_theta=config.rope_theta)

@@ -105,6 +105,7 @@ def load(source: Source, settings: Config, mesh: Any = None) -> Any:
     Raises:
         ConfigError: weights are missing or of other shapes, or the adapters hit nothing.
     """
+    families.use_own_positions(source.family, source.config)
     with mesh if mesh is not None else contextlib.nullcontext():
         if source.folder is None:
             model = _random(source, settings)
@@ -121,6 +122,7 @@ def abstract(source: Source, settings: Config, mesh: Any = None) -> Any:
     import jax
     from flax import nnx
 
+    families.use_own_positions(source.family, source.config)
     if settings.lora.bits:
         raise ConfigError("lora.bits: quantised weights are made from values; there is no planning without them yet")
     model = nnx.eval_shape(lambda: add_lora(_base(source, settings), settings.lora, settings.train.seed))
