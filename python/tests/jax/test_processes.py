@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import processes
 import pytest
@@ -12,7 +13,7 @@ from cutloss.jax import smoke
 
 
 def start(devices, *arguments):
-    command = [sys.executable, "-m", "cutloss.jax.smoke", "--json", *map(str, arguments)]
+    command = [sys.executable, *map(str, arguments)]
     return subprocess.Popen(command, env=processes.environment(devices), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -22,22 +23,43 @@ def result(process):
     return json.loads(out.splitlines()[-1])
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("how", [[], ["--xla"]], ids=["kernels", "xla"])
-def test_second_process_holds_another_part(how):
+def results_of_two(arguments):
+    """What two processes of four devices print; arguments(address, process) are those of each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    together = [start(4, "--coordinator", f"127.0.0.1:{port}", "--processes", 2, "--process", k, *how) for k in (0, 1)]
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    together = [start(4, *arguments(address, k)) for k in (0, 1)]
     try:
-        first, second = map(result, together)
+        return list(map(result, together))
     finally:
         for process in together:
             process.kill()
-    alone = result(start(8, *how))
+
+
+SMOKE = ("-m", "cutloss.jax.smoke", "--json")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", [[], ["--xla"]], ids=["kernels", "xla"])
+def test_second_process_holds_another_part(how):
+    first, second = results_of_two(
+        lambda address, k: (*SMOKE, "--coordinator", address, "--processes", 2, "--process", k, *how)
+    )
+    alone = result(start(8, *SMOKE, *how))
     assert list(first) == list(alone) == ["fsdp 8 x tp 1", "fsdp 4 x tp 2", "fsdp 1 x tp 8"]
     for name in alone:
         assert first[name]["value"] == second[name]["value"] == pytest.approx(alone[name]["value"], rel=1e-6)
+
+
+@pytest.mark.long
+def test_second_process_loses_an_option():
+    """Softcap, weights, smoothing, z-loss and shift; each process compares the parts it holds with float64."""
+    program = Path(__file__).with_name("process_objective.py")
+    first, second = results_of_two(lambda address, k: (program, address, 2, k))
+    alone = result(start(8, program, "-", 1, 0))
+    assert list(first) == list(alone) == ["fsdp8 auto", "fsdp4tp2 xla", "tp8 xla"]
+    for name in alone:
+        assert first[name] == second[name] == pytest.approx(alone[name], rel=1e-6)
 
 
 def test_wrong_sums_pass(monkeypatch, capsys):
