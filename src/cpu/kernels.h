@@ -53,9 +53,10 @@ struct Selection {
   const float* slopes;        // like the tile, null: 1
   const float* sum;           // running sum of the masses, this tile included, ...
   const float* sum_error;     // ... and its error
+  const float* label_mass;    // of the label, which is in no tile
   const std::uint32_t* keys;  // [2][W], of the tokens; used if unbiased
   std::int64_t first;         // position of the tile's first row
-  float epsilon;              // entries of at least epsilon * sum are kept;
+  float epsilon;              // entries of at least epsilon * (sum + label_mass) are kept;
   bool unbiased;              // of the others this share of their mass over that threshold, weighing the threshold
   float* below;               // out: mass below the threshold
   float* tail;                // out: the same times slopes, unless unbiased

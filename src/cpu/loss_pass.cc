@@ -30,13 +30,7 @@ class LossTask {
   void stream(const Block& block, std::int64_t slice, const LossScratch& scratch, const LossState& state) const {
     pack_token_panels(context_, block.first, block.count, block.panels, scratch.tokens);
     reset(block, state);
-    if (state.metrics.label_logit != nullptr) {
-      for (std::int64_t panel = 0; panel < block.panels; ++panel) {
-        const std::int64_t lane = panel * g_.panel;
-        label_logits(context_, block.first + lane, block.first + block.count, scratch.tokens + lane * g_.depth, scratch,
-                     state.metrics.label_logit + lane);
-      }
-    }
+    read_labels(block, scratch, state);
     for (std::int64_t tile = slice_begin(plan_, g_, slice); tile < slice_begin(plan_, g_, slice + 1); ++tile) {
       const std::int64_t first_row = tile * g_.tile_rows;
       const VocabTile at{tile, first_row, std::min(g_.tile_rows, plan_.problem.vocab - first_row), slice};
@@ -82,6 +76,20 @@ class LossTask {
     }
     if (plan_.mode == Mode::sparse) reset_filter(context_, block.first, block.count, state);
     reset_metrics(context_, state.metrics, lanes);
+  }
+
+  // The logits of the labels, where they are wanted before their tiles come.
+  void read_labels(const Block& block, const LossScratch& scratch, const LossState& state) const {
+    float* const filter = plan_.mode == Mode::sparse ? state.filter.label_logit : nullptr;
+    float* const logits = filter != nullptr ? filter : state.metrics.label_logit;
+    if (logits == nullptr) return;
+    for (std::int64_t panel = 0; panel < block.panels; ++panel) {
+      const std::int64_t lane = panel * g_.panel;
+      label_logits(context_, block.first + lane, block.first + block.count, scratch.tokens + lane * g_.depth, scratch,
+                   logits + lane);
+    }
+    if (filter == nullptr || state.metrics.label_logit == nullptr) return;
+    std::copy_n(filter, block.panels * g_.panel, state.metrics.label_logit);
   }
 
   // Floats of the accumulator for one token.

@@ -155,6 +155,37 @@ TEST_P(EveryTargetSparse, FlatRowsFallBackToTheExactMode) {
   }
 }
 
+// Against their own running sum alone the entries of the first tiles would all be kept.
+TEST_P(EveryTargetSparse, FirstTilesAreMeasuredAgainstALabelOfTheLast) {
+  const std::int64_t v = 4000, d = 64;
+  for (const Filter filter : {Filter::certified, Filter::unbiased}) {
+    for (const std::optional<float> softcap : {std::optional<float>(), std::optional<float>(50.0f)}) {
+      Case test = Case::random(30, v, d, 9, 1.0f);
+      test.problem.want_d_e = true;
+      test.problem.filter = filter;
+      test.problem.epsilon = 1e-3f;
+      test.problem.softcap = softcap;
+      for (std::size_t i = 0; i < 30; ++i) {
+        if (test.labels[i] < 0) continue;
+        test.labels[i] = v - 1 - static_cast<std::int64_t>(i);
+        double square = 0;
+        const auto label = static_cast<std::size_t>(test.labels[i] * d);
+        for (std::size_t k = 0; k < d; ++k) square += std::pow(test.c.get(label + k), 2);
+        for (std::size_t k = 0; k < d; ++k) {
+          test.e.set(i * d + k, static_cast<float>(30 / square * test.c.get(label + k)));
+        }
+      }
+      const Filtered got = run(test, plan(test.problem));
+      const auto want = reference::linear_cross_entropy(test.problem, test.inputs(), {v + 300});
+      const auto confident =
+          static_cast<double>(std::count_if(want.nll.begin(), want.nll.end(), [](double nll) { return nll < 1e-3; }));
+      ASSERT_GT(confident, 15);
+      EXPECT_LT(got.report.kept_entries, 2 * static_cast<double>(got.report.rows)) << name(filter);
+      EXPECT_NEAR(got.answer.loss[0], want.loss, want.loss_bound);
+    }
+  }
+}
+
 // epsilon so small that everything is kept: the sparse path without its approximation.
 TEST_P(EveryTargetSparse, KeepingEverythingIsExact) {
   for (const Filter filter : {Filter::certified, Filter::unbiased}) {

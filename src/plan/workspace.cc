@@ -54,7 +54,8 @@ MetricState carve_metrics(const Plan& plan, Carver& carver) {
 FilterState carve_filter(const Plan& plan, const Geometry& g, Carver& carver) {
   const std::int64_t n = plan.token_block;
   FilterState state{};
-  for (float** lanes : {&state.scale_max, &state.factor, &state.below, &state.below_error, &state.tail}) {
+  for (float** lanes : {&state.scale_max, &state.factor, &state.below, &state.below_error, &state.tail,
+                        &state.label_logit, &state.label_mass}) {
     *lanes = carver.take<float>(n);
   }
   state.kept = carver.take<std::int64_t>(n);

@@ -96,7 +96,9 @@ struct FilterState {
   float* factor;     // ... and exp(max - scale_max)
   float* below;      // mass below epsilon
   float* below_error;
-  float* tail;  // the same, times slope, of the current tail block
+  float* tail;         // the same, times slope, of the current tail block
+  float* label_logit;  // known before any tile, so that the first ones are not measured against next to nothing
+  float* label_mass;   // exp(label_logit - running maximum)
   std::int64_t* kept;
   std::uint32_t* keys;  // [panels][2][W]
   std::int64_t* flat;   // [panels]: 1 where so much was kept that the panel is left to the exact mode

@@ -44,8 +44,8 @@ inline void Select(float* weights, std::int64_t rows, const Selection& s, std::u
   const U32 du;
   std::memset(masks, 0, static_cast<std::size_t>(rows) * sizeof(std::uint32_t));
   for (std::size_t half = 0; half < kPanel; half += kLanes) {
-    const Vec sum = hn::Add(hn::Load(d, s.sum + half), hn::Load(d, s.sum_error + half));
-    const Vec threshold = hn::Mul(sum, hn::Set(d, s.epsilon));
+    const Vec others = hn::Add(hn::Load(d, s.sum + half), hn::Load(d, s.sum_error + half));
+    const Vec threshold = hn::Mul(hn::Add(others, hn::Load(d, s.label_mass + half)), hn::Set(d, s.epsilon));
     const auto key_a = hn::Load(du, s.keys + half);
     const auto key_b = hn::Load(du, s.keys + kPanel + half);
     Vec below = hn::Zero(d);
