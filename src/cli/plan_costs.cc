@@ -313,7 +313,7 @@ void CostOptions::add(CLI::App& command) {
       ->check(check_share);
   command.add_flag("--measure", measure, "For --costs: run each mode on random data too, and compare");
   command.add_option("--reps", reps, "For --measure: timed runs, after one to warm up")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->capture_default_str();
   command
       .add_option("--infer-kept", infer,
