@@ -28,15 +28,16 @@ class Checks:
 
         return register
 
-    def main(self) -> None:
+    def main(self, small_tiles: bool = True) -> None:
         """Prints one JSON object, {name of a check: None, or what went wrong}. Arguments: short|long [-v] [-k PART]."""
         import jax
 
         from cutloss.jax import _head, _tiles
 
         jax.config.update("jax_disable_most_optimizations", True)
-        _tiles.choose = lambda *_: _tiles.Tile(tokens=16, ids=24)
-        _head.Labels.CHUNK = 8
+        if small_tiles:
+            _tiles.choose = lambda *_: _tiles.Tile(tokens=16, ids=24)
+            _head.Labels.CHUNK = 8
         part = sys.argv[sys.argv.index("-k") + 1] if "-k" in sys.argv else ""
         outcomes = {}
         for name, run in self.groups[sys.argv[1]].items():

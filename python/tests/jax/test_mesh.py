@@ -1,14 +1,15 @@
-"""Heads and tokens spread over 8 virtual devices; the checks are in mesh_checks.py and mesh_objective.py."""
+"""Heads and tokens spread over 8 virtual devices; the checks are in the programs below."""
 
 import functools
 import json
 
 import mesh_checks
 import mesh_objective
+import mesh_vocabularies
 import processes
 import pytest
 
-PROGRAMS = (mesh_checks, mesh_objective)
+PROGRAMS = (mesh_checks, mesh_objective, mesh_vocabularies)
 
 
 @functools.cache
