@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import folder, models
-from .config import Config, ConfigError
+from .config import Config, ConfigError, Lora
 
 
 def of(model: Any) -> tuple[dict[str, Any], str]:
@@ -65,6 +65,46 @@ def save(path: Path, state: dict[str, Any], config: Config, source: models.Sourc
         "family": source.family,
         "rank": str(lora.rank),
         "alpha": str(float(lora.alpha or lora.rank)),
+        "scale": str(lora.scale) if lora.rank else "1.0",
         "targets": json.dumps(lora.targets or list(models.TARGETS)),
     }
     folder.write(path, serialized({name: np.ascontiguousarray(array) for name, array in state.items()}, told))
+
+
+def merged(model: Any, lora: Lora) -> Any:
+    """Returns a copy of `model` with each adapter's product added to its weight, and the adapters' B zero.
+
+    Raises:
+        ConfigError: an adapted weight is quantised: there is no adding to it.
+    """
+    import jax.numpy as jnp
+    from flax import nnx
+
+    copy = nnx.merge(*nnx.split(model))
+    for path, module in list(nnx.iter_graph(copy)):
+        if not isinstance(module, nnx.Module):
+            continue
+        adapted = [name.removesuffix("_lora_a") for name in vars(module) if name.endswith("_lora_a")]
+        for name in adapted:
+            weight = getattr(module, name)
+            if not isinstance(weight, nnx.Variable):
+                where = ".".join(map(str, (*path, name)))
+                raise ConfigError(f"lora.bits: {where} is quantised; it cannot take the adapters")
+            b = getattr(module, f"{name}_lora_b")
+            change = lora.scale * _product(module, name, getattr(module, f"{name}_lora_a").get_value(), b.get_value())
+            value = weight.get_value()
+            weight.set_value((value + change.reshape(value.shape)).astype(value.dtype))
+            b.set_value(jnp.zeros_like(b.get_value()))
+    return copy
+
+
+def _product(module: Any, name: str, a: Any, b: Any) -> Any:
+    """A times B with its axes in the order of the weight's."""
+    import jax.numpy as jnp
+
+    equation = getattr(module, f"{name}_lora_einsum_str", None)  # qwix: "input,a,b->output"
+    if equation is None:
+        return a @ b
+    parts = equation.split("->")[0].split(",")
+    weight = module.einsum_str.replace(" ", "").split("->")[0].split(",")[1]
+    return jnp.einsum(f"{parts[1]},{parts[2]}->{weight}", a, b)

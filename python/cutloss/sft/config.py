@@ -77,14 +77,21 @@ class Lora:
     Attributes:
         rank: 0 trains every weight of the model instead.
         alpha: the adapters' product is scaled by alpha / rank; none: alpha = rank.
+        rank_stabilized: scaled by alpha / sqrt(rank) instead.
         targets: module names, such as [q_proj, v_proj], each of which must exist; none: all of attention and MLP.
         bits: 4 or 8: the adapted weights are quantised (QLoRA); none: as they are.
     """
 
     rank: int = 16
     alpha: float | None = None
+    rank_stabilized: bool = False
     targets: list | None = None
     bits: int | None = None
+
+    @property
+    def scale(self) -> float:
+        """What the adapters' product is multiplied by."""
+        return float(self.alpha or self.rank) / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
 
 
 @dataclass(frozen=True)
@@ -385,7 +392,8 @@ def difference(ours: Config, theirs: dict[str, Any]) -> str | None:
             free = name in _FREE or section in _FREE
             if name == "train.steps" and ours.train.schedule != "constant":
                 free = False  # the learning rate of every step follows from the number of steps
-            before = json.loads(json.dumps(theirs.get(section, {}).get(key)))
+            unset = getattr(getattr(Config(), section), key)  # a run from before there was this setting
+            before = json.loads(json.dumps(theirs.get(section, {}).get(key, unset)))
             if not free and before != json.loads(json.dumps(value)):
                 return f"{name} was {before!r} and is {value!r}"
     return None

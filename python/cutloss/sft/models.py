@@ -118,22 +118,26 @@ def load(source: Source, settings: Config, mesh: Any = None) -> Any:
 
 
 def abstract(source: Source, settings: Config, mesh: Any = None) -> Any:
-    """Returns the model with shapes in place of arrays: enough to compile a step."""
+    """Returns the model with shapes in place of arrays: enough to compile a step.
+
+    Quantised weights are made from values, so for QLoRA random ones are made and forgotten.
+    """
     import jax
     from flax import nnx
 
     families.use_own_positions(source.family, source.config)
     if settings.lora.bits:
-        raise ConfigError("lora.bits: quantised weights are made from values; there is no planning without them yet")
-    model = nnx.eval_shape(lambda: add_lora(_base(source, settings), settings.lora, settings.train.seed))
+        model = _random(source, settings)
+    else:
+        model = nnx.eval_shape(lambda: add_lora(_base(source, settings), settings.lora, settings.train.seed))
     check_adapters(model, settings.lora)
-    if mesh is None:
-        return model
     graph, state = nnx.split(model)
-    shapes = jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), state, places(state, mesh)
-    )
-    return nnx.merge(graph, shapes)
+    placed = () if mesh is None else (places(state, mesh),)
+
+    def shape(leaf, place=None):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+
+    return nnx.merge(graph, jax.tree.map(shape, state, *placed))
 
 
 def _base(source: Source, settings: Config) -> Any:
@@ -230,7 +234,8 @@ def _same(*places: tuple[Path, str]) -> bool:
 def add_lora(model: Any, lora: Lora, seed: int) -> Any:
     """Returns a copy of `model` with adapters, sharing its weights; the model itself for rank 0.
 
-    B starts at zero, so the first loss is the base model's own. The product is scaled by alpha / rank.
+    B starts at zero, so the first loss is the base model's own. The product is scaled by `lora.scale`; qwix divides its
+    alpha by the rank.
     """
     if lora.rank == 0:
         return model
@@ -240,7 +245,7 @@ def add_lora(model: Any, lora: Lora, seed: int) -> Any:
     names = "|".join(lora.targets or TARGETS)
     bits = {} if lora.bits is None else {"weight_qtype": f"int{lora.bits}", "tile_size": None}
     provider = qwix.LoraProvider(
-        module_path=rf"(.*/)?({names})", rank=lora.rank, alpha=float(lora.alpha or lora.rank), **bits
+        module_path=rf"(.*/)?({names})", rank=lora.rank, alpha=lora.scale * lora.rank, **bits
     )
     try:
         adapted = qwix.apply_lora_to_model(model, provider, rngs=nnx.Rngs(seed), **model.get_model_input())

@@ -1,0 +1,81 @@
+"""The scale of adapters is one number wherever they are used: trained, loaded, merged."""
+
+import numpy as np
+import pytest
+import runs
+
+from cutloss.sft import adapter, config, data, families, models, tokenizers
+from cutloss.sft.config import ConfigError
+
+
+def test_scale_is_alpha_over_rank_and_by_its_root_if_asked():
+    assert config.Lora(rank=8, alpha=16.0).scale == 2 and config.Lora(rank=8).scale == 1
+    assert config.Lora(rank=16, alpha=8.0, rank_stabilized=True).scale == 2
+
+
+@pytest.fixture
+def quick_compilation():
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def loss_of(model, folder):
+    """Tunix's own loss, of some rows."""
+    from flax import nnx
+    from tunix.sft import peft_trainer
+
+    pairs, _ = data.load(runs.pairs(folder))
+    rows = [data.encode(pair, tokenizers.Bytes(), 64, "{source}:") for pair in pairs[:4]]
+    loss = nnx.jit(lambda model, batch: peft_trainer._default_loss_fn(model, **batch))
+    return float(loss(model, data.collate(rows, 64)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stabilized", [False, True])
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_merged_is_loaded_is_trained(tmp_path, quick_compilation, family, stabilized):
+    settings = runs.settings(tmp_path, "lora.alpha=12", f"lora.rank_stabilized={stabilized}", family=family, lr=2e-2)
+    runs.go(settings, tmp_path / "run")
+    model = models.load(models.find(settings.model), settings)
+    base = loss_of(model, tmp_path)
+    adapter.load(model, tmp_path / "run" / "adapter.safetensors")
+    trained = loss_of(model, tmp_path)
+    merged = adapter.merged(model, settings.lora)
+    assert abs(trained - base) > 1e-2
+    assert loss_of(merged, tmp_path) == pytest.approx(trained, rel=1e-5)
+    assert loss_of(model, tmp_path) == trained, "merging changed the model itself"
+
+
+@pytest.mark.long
+def test_saved_scale_is_the_one_of_training(tmp_path, quick_compilation):
+    from safetensors import safe_open
+
+    settings = runs.settings(tmp_path, "lora.alpha=12", "lora.rank_stabilized=true", steps=1)
+    runs.go(settings, tmp_path / "run")
+    with safe_open(tmp_path / "run" / "adapter.safetensors", framework="numpy") as file:
+        told = file.metadata()
+    assert (told["rank"], told["alpha"], told["scale"]) == ("4", "12.0", "6.0")
+
+
+@pytest.mark.long
+def test_quantised_weights_take_no_adapters(tmp_path, quick_compilation):
+    settings = runs.settings(tmp_path, "lora.bits=8")
+    model = models.load(models.find(settings.model), settings)
+    with pytest.raises(ConfigError, match=r"lora.bits: .* is quantised"):
+        adapter.merged(model, settings.lora)
+
+
+@pytest.mark.long
+def test_merging_adds_what_the_definition_says(tmp_path, quick_compilation):
+    """By hand for one weight: W + alpha / r * A B."""
+    settings = runs.settings(tmp_path, "lora.alpha=12", family="llama3")
+    model = models.load(models.find(settings.model), settings)
+    mlp = model.layers[0].mlp.gate_proj
+    rng = np.random.default_rng(0)
+    mlp.kernel_lora_b.set_value(rng.standard_normal(mlp.kernel_lora_b.get_value().shape).astype(np.float32))
+    a, b, w = (np.asarray(v.get_value(), np.float64) for v in (mlp.kernel_lora_a, mlp.kernel_lora_b, mlp.kernel))
+    found = adapter.merged(model, settings.lora).layers[0].mlp.gate_proj.kernel.get_value()
+    np.testing.assert_allclose(found, w + 3 * a @ b, rtol=0, atol=1e-6 * np.abs(w + 3 * a @ b).max())
