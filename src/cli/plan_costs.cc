@@ -208,7 +208,7 @@ void print_rows(const Table& table, bool measured) {
     const double seconds = row.cost.seconds();
     lines.push_back({mode_name(row), gradients(row.problem), filtered ? std::string(name(row.problem.filter)) : "",
                      filtered ? percent(row.kept.share) : "", filtered ? percent(row.kept.redone) : "",
-                     fmt::format("{:.4g}", row.cost.flops() / 1e9),
+                     fmt::format("{:.{}f}", row.cost.flops() / 1e9, row.cost.flops() < 1e11 ? 3 : 0),
                      human_bytes(static_cast<std::uint64_t>(row.cost.bytes())),
                      row.cost.memory_bound() ? "memory" : "compute", human_seconds(seconds)});
     if (!measured) continue;

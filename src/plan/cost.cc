@@ -11,22 +11,23 @@
 namespace cutloss {
 namespace {
 
-// What our kernels waste, in the time of multiply-adds at the peak. Measured with scripts/calibrate-cost.py on a Zen 3
-// (AVX2, 2 threads, f32), see docs/cost-model.md; a product in cache alone reaches more (cutloss_bench).
-constexpr double kProductShare = 0.88;  // of the peak that products reach
-constexpr double kSoftmaxWork = 60;     // FLOP a logit: maximum, exp, sum
-constexpr double kSoftcapWork = 60;     // FLOP a logit: tanh and slope
-constexpr double kSelectWork = 30;      // FLOP a logit: filter, mass below epsilon
-constexpr double kGradientWork = 60;    // FLOP a logit: dz out of the logit
-constexpr double kEntryShare = 0.25;    // of the peak that sums of kept rows reach
-constexpr double kEntryWork = 500;      // FLOP a kept entry beside its row
-// Packing an element, or adding one to dC, takes about a cycle: 2 W FLOP where two multiply-adds a cycle are possible.
-constexpr double kCycleWork = 2;
-constexpr double kStepWork = 8;  // FLOP an element of dC for taking up its sums, once a step of head_tokens
+// What our kernels take beside multiply-adds at the peak, in FLOP at that peak. Fitted to whole runs in f32 on two
+// cores of a Zen 3 (AVX2): docs/cost-model.md has the runs, and how far the model is from each.
+constexpr double kLoopShare = 0.71;  // of the peak that the products of the loss pass reach ...
+constexpr double kHeadShare = 0.68;  // ... the product for dC ...
+constexpr double kAgainShare =
+    0.45;                            // ... and the logits formed again beside it: their tokens come from the last cache
+constexpr double kLogitWork = 100;   // a logit: maximum, exp and sum, or dz; as much again (an estimate) for a softcap
+constexpr double kSelectWork = 150;  // a logit under a filter: chosen or not, mass below epsilon
+constexpr double kHiddenEntry = 25;  // an element of a kept row that is added to dE ...
+constexpr double kHeadEntry = 12;    // ... or to dC
+constexpr double kScatterWork = 250;  // an element of dC in mode sparse, once a group
+constexpr double kCycleWork = 2;      // times W, a cycle: an element that is packed, or of dC that is added to
+constexpr double kStepWork = 8;       // an element of dC, once a step of head_tokens
+constexpr double kFlatShare = 0.03;   // of the loss pass that a flat row has seen when it is left to the exact mode
 
 constexpr double kF32 = 4;
-// A line that is written is read first.
-constexpr double kWrite = 2;
+constexpr double kInPlace = 2;  // read and written back
 
 double number(std::int64_t value) { return static_cast<double>(value); }
 double size(DType dtype) { return static_cast<double>(size_of(dtype)); }
@@ -46,6 +47,7 @@ class Model {
   Model(const Problem& p, const Schedule& schedule, const Speeds& speeds, const Kept& kept)
       : p_(p), s_(schedule), speeds_(speeds), kept_(kept) {
     const bool half = size_of(p.e_dtype) == 2 && size_of(p.c_dtype) == 2;
+    if (speeds.kernels) writes_ = 2;
     peak_ = half ? speeds.bf16_flops : speeds.f32_flops;
   }
 
@@ -62,12 +64,12 @@ class Model {
   }
 
   Cost dense() {
-    products("logits", 1, kWrite * logits_bytes() + table_bytes() + hidden_bytes(), 0);
-    stage("softmax", 0, softmax_work(), (1 + kWrite) * logits_bytes());
+    products("logits", 1, writes_ * logits_bytes() + table_bytes() + hidden_bytes(), 0);
+    stage("softmax", 0, logit_work(), (1 + writes_) * logits_bytes());
     if (!wants_gradient(p_)) return cost_;
-    stage("dz", 0, gradient_work(), (1 + kWrite) * logits_bytes());
+    stage("dz", 0, logit_work(), (1 + writes_) * logits_bytes());
     if (p_.want_d_e) products("dE", 1, logits_bytes() + table_bytes() + d_e_bytes(), 0);
-    if (p_.want_d_c) products("dC", 1, logits_bytes() + hidden_bytes() + d_c_bytes(), 0);
+    if (p_.want_d_c) products("dC", 1, logits_bytes() + hidden_bytes() + d_c_bytes(), 0, 0, kHeadShare);
     return cost_;
   }
 
@@ -79,27 +81,28 @@ class Model {
   double logits_bytes() const { return kF32 * logits(); }
   double table_bytes() const { return size(p_.c_dtype) * table(); }
   double hidden_bytes() const { return size(p_.e_dtype) * hidden(); }
-  double d_e_bytes() const { return kWrite * size(d_e_dtype(p_)) * hidden(); }
-  double d_c_bytes() const { return kWrite * size(d_c_dtype(p_)) * table(); }
+  double d_e_bytes() const { return writes_ * size(d_e_dtype(p_)) * hidden(); }
+  double d_c_bytes() const { return writes_ * size(d_c_dtype(p_)) * table(); }
   // How often the table is gone through. Not rounded up: the last block is made even with the others.
   double blocks() const {
     const double block = std::min(number(s_.token_block), std::max(number(s_.at_once), 1.0));
     return number(p_.tokens) / block;
   }
   double chunks() const { return std::max(1.0, number(p_.tokens) / std::max(number(s_.at_once), 1.0)); }
-  double softmax_work() const { return logits() * (kSoftmaxWork + (p_.softcap ? kSoftcapWork : 0)); }
-  double gradient_work() const { return logits() * (kGradientWork + (p_.softcap ? kSoftcapWork : 0)); }
+  double logit_work() const { return logits() * kLogitWork * (p_.softcap ? 2 : 1); }
   // What something read `times` times brings out of memory.
   double read(double bytes, double times) const { return bytes > speeds_.cache_bytes ? bytes * times : bytes; }
 
   // `work`: arithmetic beside the products, in FLOP at the peak.
-  void stage(std::string_view name, double flops, double work, double bytes, double speed = 0) {
+  void stage(std::string_view name, double flops, double work, double bytes, double speed = 0,
+             double reached = kLoopShare) {
     const double share = speed > 0 && speeds_.kernels ? speed / speeds_.threads : 1;
-    const double effort = speeds_.kernels ? flops / kProductShare + work : flops;
+    const double effort = speeds_.kernels ? flops / reached + work : flops;
     cost_.list[cost_.size++] = {name, flops, bytes, effort / (peak_ * share), bytes / (speeds_.bandwidth * share)};
   }
-  void products(std::string_view name, double units, double bytes, double work, double speed = 0) {
-    stage(name, units * unit(), work, bytes, speed);
+  void products(std::string_view name, double units, double bytes, double work, double speed = 0,
+                double reached = kLoopShare) {
+    stage(name, units * unit(), work, bytes, speed, reached);
   }
   // Rows into the kernels' layout. Elsewhere tiles are read as they lie, while products run: the caller has the bytes.
   void pack(double elements, double bytes, double speed) {
@@ -108,26 +111,29 @@ class Model {
 
   void loss_pass() {
     const double readings = read(table_bytes(), blocks());
-    const double kept_logits = s_.mode == Mode::chunk ? held_bytes() : 0;
+    const double kept_logits = s_.mode == Mode::chunk ? writes_ * held_bytes() : 0;
     const double hidden_products = streams_d_e(p_) && s_.mode != Mode::sparse ? cutloss::hidden_products(p_) : 0;
+    // Where an epsilon alone was given only flat rows are redone, and they leave the pass early.
+    const double flat = s_.mode == Mode::sparse && !p_.tolerance ? kept_.redone * (1 - kFlatShare) : 0;
     const double select = s_.mode == Mode::sparse ? logits() * kSelectWork : 0;
     const double rest = hidden_bytes() + (p_.want_d_e ? d_e_bytes() : 0);
     if (speeds_.kernels) pack(blocks() * table(), readings, s_.loss_speed);
     const double tiles = speeds_.kernels ? 0 : readings;
-    products("logits", 1 + mean_products(p_), tiles + kept_logits + rest, softmax_work() + select, s_.loss_speed);
+    products("logits", 1 - flat + mean_products(p_), tiles + kept_logits + rest, (1 - flat) * (logit_work() + select),
+             s_.loss_speed);
     if (hidden_products > 0) products("dE", hidden_products, 0, 0, s_.loss_speed);
   }
 
-  // Mode chunk: traffic of writing all logits, unless a chunk's stay in the cache.
+  // Mode chunk: the size of all logits, unless a chunk's stay in the cache.
   double held_bytes() const {
     const double held = kF32 * number(s_.at_once) * number(p_.vocab);
-    return held > speeds_.cache_bytes ? kWrite * logits_bytes() : 0;
+    return held > speeds_.cache_bytes ? logits_bytes() : 0;
   }
 
   // Filter "tile": the logits once more, since it needs the lse, and the product of the tiles that it keeps.
   void tile_filter() {
     if (speeds_.kernels) pack(blocks() * table(), read(table_bytes(), blocks()), s_.loss_speed);
-    products("logits again", 1, speeds_.kernels ? 0 : read(table_bytes(), blocks()), gradient_work(), s_.loss_speed);
+    products("logits again", 1, speeds_.kernels ? 0 : read(table_bytes(), blocks()), logit_work(), s_.loss_speed);
     products("dE", kept_.share * cutloss::hidden_products(p_), 0, 0, s_.loss_speed);
   }
 
@@ -138,21 +144,21 @@ class Model {
     if (s_.mode == Mode::recompute) {
       const double tasks = number(p_.vocab) / std::max(number(s_.head_rows), 1.0);
       if (speeds_.kernels) pack(table() + 2 * hidden() * tasks, table_bytes() + again, speed);
-      products("logits again", 1, speeds_.kernels ? 0 : table_bytes() + again, 0, speed);
+      products("logits again", 1, speeds_.kernels ? 0 : table_bytes() + again, 0, speed, kAgainShare);
     } else {
       // Read, turned into dz in place, and written back.
-      logits_bytes = held_bytes();
+      logits_bytes = kInPlace * held_bytes();
     }
     const double units = p_.want_d_c ? (p_.filter == Filter::tile ? kept_.share : 1) : 0;
-    products("dC", units, logits_bytes, gradient_work(), speed);
-    sums(chunks(), number(p_.tokens) / std::max(number(s_.head_tokens), 1.0), speed);
+    products("dC", units, logits_bytes, logit_work(), speed, kHeadShare);
+    sums(chunks(), kStepWork * number(p_.tokens) / std::max(number(s_.head_tokens), 1.0), speed);
   }
 
-  // dC in memory, once for every chunk or group.
-  void sums(double times, double steps, double speed) {
+  // dC in memory, once for every chunk or group; `each`: what else an element of it takes.
+  void sums(double times, double each, double speed) {
     if (!p_.want_d_c) return;
-    const double exchanged = times > 1 ? kWrite * kF32 * table() * (p_.compensated ? 2 : 1) : d_c_bytes();
-    const double work = table() * (times * kCycleWork * number(s_.panel) + steps * kStepWork);
+    const double exchanged = times > 1 ? kInPlace * kF32 * table() * (p_.compensated ? 2 : 1) : d_c_bytes();
+    const double work = table() * (times * kCycleWork * number(s_.panel) + each);
     stage("dC sums", 0, work, read(exchanged, times), speed);
   }
 
@@ -161,16 +167,20 @@ class Model {
 
   void entries() {
     const double kept = kept_.share * (1 - kept_.redone) * logits();
-    const double flops = 2 * kept * number(p_.hidden);
-    const double work = kept * kEntryWork + flops * (1 / kEntryShare - 1 / kProductShare);
+    const double elements = kept * number(p_.hidden);
     // A CPU has the rows of the table at hand as their tile passes by; the hidden states of all tokens may be too many.
-    const double gathered = speeds_.kernels ? 0 : kept * number(p_.hidden) * size(p_.c_dtype);
-    if (p_.want_d_e) stage("dE entries", flops, work, gathered, s_.loss_speed);
+    const double gathered = speeds_.kernels ? 0 : elements * size(p_.c_dtype);
+    if (p_.want_d_e) gather("dE entries", elements, kHiddenEntry, gathered, s_.loss_speed);
     if (!wants_head(p_)) return;
     const double rows = kF32 * hidden();
-    const double fetched = rows > speeds_.cache_bytes ? kF32 * kept * number(p_.hidden) : rows;
-    stage("dC entries", p_.want_d_c ? flops : 0, work, fetched, s_.head_speed);
-    sums(number(s_.groups), 0, s_.head_speed);
+    const double fetched = rows > speeds_.cache_bytes ? kF32 * elements : rows;
+    if (p_.want_d_c) gather("dC entries", elements, kHeadEntry, fetched, s_.head_speed);
+    sums(number(s_.groups), number(s_.groups) * kScatterWork, s_.head_speed);
+  }
+
+  // `work` for each element of a row that is kept, products included.
+  void gather(std::string_view name, double elements, double work, double bytes, double speed) {
+    stage(name, 2 * elements, (work - 2 / kLoopShare) * elements, bytes, speed);
   }
 
   const Problem& p_;
@@ -178,6 +188,7 @@ class Model {
   const Speeds& speeds_;
   const Kept& kept_;
   double peak_;
+  double writes_ = 1;  // a CPU reads a line before it is written
   Cost cost_;
 };
 
