@@ -89,7 +89,8 @@ def test_table_names_what_does_not_fit():
     assert result.returncode == 0
     assert "lower bound" in result.stdout
     assert "data sheet" in result.stdout
-    small = run("plan", "--costs", "--n", 64, "--v", 5000, "--d", 32, "--budget", "300KB", "--measure", "--reps", 1)
+    small = run("plan", "--costs", "--n", 64, "--v", 5000, "--d", 32, "--budget", "300KB", "--mode", "chunk",
+                "--measure")
     assert small.returncode == 0, small.stderr
     assert re.search(r"^no chunk: budget is 300000 bytes", small.stdout, re.MULTILINE)
     assert "measured / predicted" in small.stdout

@@ -101,6 +101,18 @@ def test_running_softmax_by_hand():
     assert 1024 * 4 == 4 * 2**10
 
 
+def test_plain_sums_in_f32_lose_digits():
+    x = np.random.default_rng(0).random(262144, dtype=np.float32)
+    exact = x.sum(dtype=np.float64)
+
+    def off(value):
+        return abs(float(value) - exact) / exact
+
+    plain = off(np.cumsum(x)[-1])
+    tiles = off(np.cumsum(np.cumsum(x.reshape(-1, 128), axis=1)[:, -1])[-1])
+    says(f"are off by {plain:.1e} of their sum".replace("e-0", "e-"), f"in tiles of 128 by {tiles:.1e}".replace("e-0", "e-"))
+
+
 def test_small_model_is_as_peaked_as_it_says(model):
     e, c, y, p, _, _ = model
     says(f"Its loss is {CODE['frozen_head'](e, c, y)[0]:.2f} nats")
@@ -191,14 +203,21 @@ def test_error_of_one_draw(model, k):
 def test_chance_is_right_on_average_and_its_spread_is_bounded(model):
     _, c, y, p, _, exact = model
     eps = 2.0**-8
-    errors = [(drawn - p) @ c for drawn in draws(model, 8, 100)]
+    drawn = draws(model, 8, 100)
+    errors = [(one - p) @ c for one in drawn]
     one = np.sqrt(np.mean([norm(error) ** 2 for error in errors])) / norm(exact)
     mean = norm(np.mean(errors, axis=0)) / norm(exact)
     dropped = norm((CODE["drop"](p, y, eps) - p) @ c) / norm(exact)
     says(f"at 2⁻⁸ the mean gradient is off by {percent(mean)}, a tenth of one draw's {percent(one)}",
          f"while dropping stays at {percent(dropped)}")
     assert mean == pytest.approx(one / 10, rel=0.1)
-    below = np.where(p < eps, p, 0).sum(1)
+    hot = np.arange(len(c)) == y[:, None]
+    tail = np.where((p < eps) & ~hot, p, 0)
+    dropping = (CODE["drop"](p, y, eps) > 0).sum()
+    more = [(one > 0).sum() - dropping for one in drawn[:10]]
+    expected, spread = tail.sum() / eps, np.sqrt((tail / eps * (1 - tail / eps)).sum() / 10)
+    assert abs(np.mean(more) - expected) < 5 * spread  # about delta / epsilon more entries are kept
+    below = tail.sum(1)
     bound = np.sqrt(eps * below) * np.linalg.norm(c, axis=1).max()
     rms = np.sqrt(np.mean([(error**2).sum(1) for error in errors], axis=0))
     # Of 100 draws the mean square has a relative spread of about sqrt(2 / 100) per independent direction: far below 1.
