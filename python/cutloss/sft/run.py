@@ -167,14 +167,14 @@ class _Run:
             raise RuntimeError(f"the compiled step holds logits of many tokens: {', '.join(logits)}")
         self.show("phase", name="training")
 
-    def step(self, step: int, losses: list[float], norms: list[float], seconds: float) -> None:
+    def step(self, step: int, losses: list[float], grad_norm: float, seconds: float) -> None:
         loss = sum(losses) / len(losses)
         self.losses.append(loss)
         self.emit(
             "step",
             step=step,
             loss=loss,
-            grad_norm=sum(norms) / len(norms),
+            grad_norm=grad_norm,
             learning_rate=trainer.learning_rate(self.config.train, step),
             seconds=seconds,
         )

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import models
 from .config import Config, ConfigError, Train
@@ -41,7 +41,7 @@ def measure(trainer: Any, on_compiled: Callable[..., None], on_step: Callable[..
     """Makes a PeftTrainer compile its step at the first batch and report each, and returns it.
 
     Tunix would compile inside its loop, unseen, and log a step while the next one runs. `on_compiled(compiled, seconds)`
-    is called once, `on_step(step, losses, grad_norms, seconds)` for each update, with a value for each micro-batch.
+    is called once, `on_step(step, losses, grad_norm, seconds)` for each update, with the loss of each micro-batch.
     """
     import jax
     from flax import nnx
@@ -49,7 +49,6 @@ def measure(trainer: Any, on_compiled: Callable[..., None], on_step: Callable[..
 
     compiled = None
     losses: list[float] = []
-    norms: list[float] = []
     started = 0.0
     accumulation = trainer.config.get_with_default("gradient_accumulation_steps", 1)
 
@@ -63,17 +62,17 @@ def measure(trainer: Any, on_compiled: Callable[..., None], on_step: Callable[..
             started = time.perf_counter()
         result = jax.block_until_ready(compiled(trainer.model, trainer.optimizer, example))
         losses.append(float(result[0]))
-        norms.append(float(result[2]))
         if len(losses) == accumulation or not math.isfinite(losses[-1]):
             number = trainer.train_steps + 1
-            on_step(number, list(losses), list(norms), time.perf_counter() - started)
+            whole = accumulation > 1 and math.isfinite(losses[-1])
+            norm = update_norm(trainer) if whole else float(result[2])
+            on_step(number, list(losses), norm, time.perf_counter() - started)
             if not math.isfinite(losses[-1]):
                 raise Stopped(
                     f"the loss of step {number} is {losses[-1]}; the run stops at the last checkpoint before it. Try a "
                     "smaller learning rate, or look for what is not finite in the weights"
                 )
             losses.clear()
-            norms.clear()
         return result
 
     def steps(skip_jit=False, cache_nnx_graph=False):
@@ -144,8 +143,38 @@ def optimizer(train: Train) -> Any:
     """Returns AdamW with the run's schedule."""
     import optax
 
-    chain = optax.adamw(schedule(train))
-    return chain if train.clip is None else optax.chain(optax.clip_by_global_norm(train.clip), chain)
+    parts = [] if train.accumulation == 1 else [_norm_keeper()]
+    parts += [] if train.clip is None else [optax.clip_by_global_norm(train.clip)]
+    adamw = optax.adamw(schedule(train))
+    return optax.chain(*parts, adamw) if parts else adamw
+
+
+class UpdateNorm(NamedTuple):
+    """The norm of the last update's gradient. Each micro-batch has one of its own, whose mean is another number."""
+
+    update_norm: Any
+
+
+def _norm_keeper() -> Any:
+    import jax.numpy as jnp
+    import optax
+
+    return optax.GradientTransformation(
+        lambda params: UpdateNorm(jnp.zeros((), jnp.float32)),
+        lambda updates, state, params=None: (updates, UpdateNorm(optax.global_norm(updates).astype(jnp.float32))),
+    )
+
+
+def update_norm(trainer: Any) -> float:
+    """Returns the norm of the gradient of the last update, before it was clipped."""
+    import jax
+    from flax import nnx
+
+    state = nnx.state(trainer.optimizer, nnx.optimizer.OptState)
+    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+        if "update_norm" in jax.tree_util.keystr(path):
+            return float(leaf)
+    raise ValueError("the optimizer was not made by `optimizer`: it keeps no norm of its updates")
 
 
 def schedule(train: Train) -> Any:
