@@ -7,8 +7,8 @@ from cutloss.sft import config, gguf_file, models, tokenizers
 from cutloss.sft.config import ConfigError
 
 WIDTH, HIDDEN, HEADS, KV, HEAD, LAYERS = 16, 24, 4, 2, 8, 2
-WORDS = ["<|end|>", "<|begin|>", "a", "b", "c", "ab", "Ġ", "Ġa", "abc", *"0123456789"]
-MERGES = ["a b", "Ġ a", "ab c"]
+WORDS = ["<|end|>", "<|begin|>", "a", "b", "c", "ab", "Ġ", "Ġa", "abc", "12", *"0123456789"]
+MERGES = ["a b", "Ġ a", "ab c", "1 2"]
 
 
 def write(path, architecture, tied=True, kind="F32", more=(), pre="smollm"):
