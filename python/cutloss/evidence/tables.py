@@ -146,6 +146,40 @@ def bracket(tries: list[tuple[int, bool]]) -> str | None:
     return f"{fit} +" if unfit is None else f"{fit} < {unfit}"
 
 
+def boundaries(found: list[tuple[Point, Record]]) -> Table:
+    """Where the published chunked loss ended, and the most tokens a step that fit with cutloss here."""
+    theirs: dict[tuple, dict[bool, list[tuple[int, int, float]]]] = {}
+    for row in published.table("planned"):
+        if row["arm"] == "cce" and row["rank"] == 16:
+            ends = theirs.setdefault((row["model"], row["mesh"]), {True: [], False: []})
+            ends[row["fits"]].append((row["batch"], row["context"], row["gib"]))
+    ours: dict[tuple, list[tuple[Point, Record]]] = {}
+    for point, record in found:
+        if point.arm == "cutloss" and point.chip == "v5e" and record["outcome"] == "ok":
+            ours.setdefault((point.model, point.mesh), []).append((point, record))
+    rows = []
+    for key in sorted(ours.keys() & theirs.keys()):
+        fit, refused = theirs[key][True], theirs[key][False]
+        most = max(fit, key=_tokens, default=None)
+        least = min(refused, key=_tokens, default=None)
+        for remat in sorted({point.remat for point, _ in ours[key]}):
+            point, record = max(((p, r) for p, r in ours[key] if p.remat == remat), key=lambda pair: pair[0].tokens)
+            rows.append([*key, _end(most), _end(least), remat, f"{point.batch} x {point.context}", gib(record),
+                         round(point.tokens / (most[0] * most[1]), 2) if most else None])  # fmt: skip
+    columns = ["model", "mesh", "published, most tokens that ran", "published, fewest that did not", "remat",
+               "cutloss, most tokens that fit", "GiB", "times the published tokens"]  # fmt: skip
+    note = "Of the shapes in the records, which need not be the last that fit. Rows split over the chips wherever they divide."
+    return Table("boundaries", "The published boundaries, answered again", columns, rows, note, "cutloss-evidence transfer")
+
+
+def _tokens(end: tuple[int, int, float]) -> int:
+    return end[0] * end[1]
+
+
+def _end(end: tuple[int, int, float] | None) -> str | None:
+    return None if end is None else f"{end[0]} x {end[1]}: {end[2]:.2f} GiB"
+
+
 # ---- programs ----------------------------------------------------------------------------------------------------------
 
 
@@ -284,6 +318,7 @@ def all_of(records: list[Record]) -> list[Table]:
         planned(small, "pressure", "Planned memory of Gemma 3 270M on one chip", "cutloss-evidence pressure",
                 "GiB a chip: the peak and, beside it, the outputs. The chip has 15.75."),
         frontier(plain),
+        boundaries(plain),
         planned([(p, r) for p, r in plain if p.rank != 16], "rank", "Ranks of the adapters", "cutloss-evidence rank"),
         chunks(found),
         planned([(p, r) for p, r in plain if p.model == "gemma3-270m" and p.chips > 1], "mesh", "Four chips",

@@ -83,6 +83,13 @@ def test_the_frontier_says_what_is_not_known(folder):
     assert (row["default"], row["cutloss"], row["published default"]) == ("512 < 1024", "1024 +", "512")
 
 
+def test_boundaries_compare_tokens_of_what_fits(folder):
+    row = {row["mesh"]: row for row in rows(folder, "boundaries") if row["remat"] == "NONE"}["fsdp1-tp1"]
+    # Published: 32768 tokens ran in three shapes, and did not at 16 x 2048.
+    assert row["published, most tokens that ran"].split(":")[0] in ("32 x 1024", "64 x 512", "128 x 256")
+    assert (row["cutloss, most tokens that fit"], row["GiB"], row["times the published tokens"]) == ("16 x 1024", "9.0", "0.5")
+
+
 @pytest.mark.parametrize(
     ("tries", "want"),
     [([], None), ([(256, False)], "none < 256"), ([(256, True), (512, False), (1024, True)], "256 < 512"), ([(512, True)], "512 +")],
