@@ -47,12 +47,14 @@ def _newest(folder: Path, what: str) -> str:
 
 
 def _assignment(text: str) -> tuple[dict[str, int], list[tuple[str, int, str]]]:
-    """(bytes of main memory by kind of allocation, (name, size, array) of each value of the temporaries)."""
+    """(bytes of main memory by kind of allocation, (name, size, array) of each value of the temporaries). An argument in
+    whose place an output is written is of kind "aliased"."""
     kinds: dict[str, int] = defaultdict(int)
     values, temporary = [], False
     for line in text.splitlines():
         if head := _ALLOCATION.match(line):
             kind = next((kind for kind in _KINDS if kind in head[2]), None)
+            kind = "aliased" if kind == "parameter" and "maybe-live-out" in head[2] else kind
             in_main = "color" not in head[2]
             temporary = in_main and kind == "preallocated-temp"
             if in_main and kind and "thread-local" not in head[2]:

@@ -3,42 +3,40 @@
 from __future__ import annotations
 
 import collections
-from pathlib import Path
 from typing import Any
 
-from . import buffers, roofline
+from . import roofline
 from .points import Point
 
 
-def of(compiled: Any, vocab: int, point: Point, dump: Path) -> dict[str, Any]:
-    """Returns the fields of a record that come from the compiled step, and from what XLA wrote about it."""
+def of(text: str, written: dict[str, Any], vocab: int, point: Point, memory: Any = None) -> dict[str, Any]:
+    """Returns the fields of a record that come from a program's text and from what XLA wrote about its memory.
+
+    `memory` is the compiled program's `memory_analysis()`, which knows its peak, if it was compiled to the end.
+    """
     from cutloss.jax import hlo
 
-    memory = compiled.memory_analysis()
-    text = compiled.as_text()
     report = hlo.scan(text, vocab=vocab, memory=memory)
-    written = buffers.of(dump, text)
     return {
-        "planned": planned(memory, written),
+        "planned": planned(written, memory),
         "largest": written["largest"],
         "hlo": hlo_facts(report),
         "estimate": roofline.estimate(text, point, report.collectives),
     }
 
 
-def planned(memory: Any, written: dict[str, Any]) -> dict[str, Any]:
+def planned(written: dict[str, Any], memory: Any = None) -> dict[str, int | None]:
     """Bytes on one chip. `total` is what the compiler's own memory report calls total bytes, the figure of the published
-    tables; without a report, nearly the same: the peak, with the outputs beside it."""
-    found = {
-        "arguments": memory.argument_size_in_bytes,
-        "outputs": memory.output_size_in_bytes,
-        "aliased": memory.alias_size_in_bytes,
-        "temporary": memory.temp_size_in_bytes,
-        "code": memory.generated_code_size_in_bytes,
-        "peak": memory.peak_memory_in_bytes,
+    tables. Outputs in the place of an argument are in `aliased` alone."""
+    kinds = written["kinds"]
+    return {
+        "arguments": kinds.get("parameter", 0),
+        "outputs": kinds.get("maybe-live-out", 0),
+        "aliased": kinds.get("aliased", 0),
+        "temporary": kinds.get("preallocated-temp", 0),
+        "peak": getattr(memory, "peak_memory_in_bytes", None),
+        "total": written["total_bytes"],
     }
-    total = written.get("total_bytes", found["peak"] + found["outputs"])
-    return {**found, "total": total, "kinds": written.get("kinds", {})}
 
 
 def hlo_facts(report: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from . import baseline
@@ -108,28 +109,25 @@ def as_if_there(chips: list[Any]):
         jax.devices = real
 
 
-def compile_point(point: Point) -> tuple[Any, int, dict[str, float]]:
-    """Returns (the compiled step, vocabulary, seconds of each stage); the compiler's refusals pass through."""
+@dataclass(frozen=True)
+class Lowered:
+    """A step before the compiler: JAX's lowered program, the vocabulary, and the seconds it took so far."""
+
+    program: Any
+    vocab: int
+    seconds: dict[str, float]
+
+
+def lower(point: Point) -> Lowered:
+    """Returns the point's step, ready to be compiled for chips that are not there."""
     from flax import nnx
 
     chips = devices(point)
     mesh = mesh_of(point, chips)
-    seconds, start = {}, time.perf_counter()
-
-    def done(stage: str) -> None:
-        nonlocal start
-        now = time.perf_counter()
-        seconds[stage], start = round(now - start, 2), now
-
+    start = time.perf_counter()
     made, vocab = build(point, mesh)
-    batch = example(point, mesh)
-    done("build")
-    with mesh:
+    built = time.perf_counter()
+    with mesh, as_if_there(chips) if point.split else contextlib.nullcontext():
         step = nnx.jit(made.create_train_step_fn(), donate_argnames=("optimizer",))
-        with as_if_there(chips) if point.split else contextlib.nullcontext():
-            lowered = step.lower(made.model, made.optimizer, batch)
-        done("lower")
-        try:
-            return lowered.compile(), vocab, seconds
-        finally:
-            done("compile")
+        program = step.lower(made.model, made.optimizer, example(point, mesh))
+    return Lowered(program, vocab, {"build": round(built - start, 2), "lower": round(time.perf_counter() - built, 2)})

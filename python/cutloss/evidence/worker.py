@@ -41,20 +41,29 @@ def end_with(parent: int) -> None:
         os._exit(1)
 
 
-def plan(point: Any, dump: Path) -> dict[str, Any]:
-    """Returns what a record says of the point's compilation, about which XLA writes into the folder `dump`."""
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {buffers.FLAGS.format(folder=dump)}".strip()
-    from . import step
+def plan(point: Any, dump: Path, early_result: Any = None) -> dict[str, Any]:
+    """Returns what a record says of the point's compilation, about which XLA writes into the folder `dump`.
 
+    If it is clear before the end that the step fits, `early_result` is called with it, from another thread.
+    """
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {buffers.FLAGS.format(folder=dump)}".strip()
+    from . import early, facts, step
+
+    def fields(text: str, written: dict[str, Any], lowered: Any, memory: Any = None) -> dict[str, Any]:
+        found = facts.of(text, written, lowered.vocab, point, memory)
+        return {"outcome": "ok", "message": "", "seconds": lowered.seconds, "compiled_to_the_end": memory is not None, **found}
+
+    lowered = step.lower(point)
+    if early_result is not None:
+        early.watch(dump, point, lambda text, written: early_result(fields(text, written, lowered)))
     try:
-        compiled, vocab, seconds = step.compile_point(point)
+        compiled = lowered.program.compile()
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         return with_written(refusal(str(error)), dump)
-    from . import facts
-
-    return {"outcome": "ok", "message": "", "seconds": seconds, **facts.of(compiled, vocab, point, dump)}
+    text = compiled.as_text()
+    return fields(text, buffers.of(dump, text), lowered, compiled.memory_analysis())
 
 
 def with_written(found: dict[str, Any], dump: Path) -> dict[str, Any]:
@@ -113,12 +122,19 @@ def main() -> None:
     end_with(int(sys.argv[3]))
     from .points import Point
 
-    point = Point.from_json(json.loads(sys.argv[1]))
-    folder = Path(sys.argv[2]).parent
-    result = plan(point, folder / "dump")
-    building = Path(sys.argv[2] + ".part")
-    building.write_text(json.dumps(result))
-    building.rename(sys.argv[2])
+    place = Path(sys.argv[2])
+
+    def write(result: dict[str, Any]) -> None:
+        building = place.with_suffix(".part")
+        building.write_text(json.dumps(result))
+        building.rename(place)
+
+    def write_and_end(result: dict[str, Any]) -> None:
+        write(result)
+        os._exit(0)  # the compiler goes on in the main thread
+
+    whole = os.environ.get("CUTLOSS_EVIDENCE_WHOLE") == "1"
+    write(plan(Point.from_json(json.loads(sys.argv[1])), place.parent / "dump", None if whole else write_and_end))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
 """What is read out of a compiled program: buffers at the peak, FLOP and bytes with loops in full."""
 
-import types
-
 import made
 import pytest
 
-from cutloss.evidence import buffers, facts, roofline
+from cutloss.evidence import buffers, early, facts, roofline
 from cutloss.jax import hlo
 
 
@@ -68,7 +66,7 @@ def test_a_range_ends_after_its_last_use(tmp_path):
 
 def test_what_xla_did_not_write_is_left_out(tmp_path):
     assert buffers.of(tmp_path) == {"largest": []}
-    assert buffers.of(written(tmp_path, assignment="", ranges="?"))["largest"] == []
+    assert buffers.of(written(tmp_path, ranges="?"))["largest"] == []
 
 
 def test_the_newest_program_counts(tmp_path):
@@ -140,12 +138,43 @@ def test_collectives_of_one_kind_are_counted_together():
     assert found["collectives"][0]["trips"] == 10 and found["collectives"][0]["count"] == 2
 
 
-def test_the_total_is_the_reports_or_else_the_peak_and_the_outputs():
-    memory = types.SimpleNamespace(
-        argument_size_in_bytes=1, output_size_in_bytes=20, alias_size_in_bytes=3, temp_size_in_bytes=400,
-        generated_code_size_in_bytes=5, peak_memory_in_bytes=6000,
-    )  # fmt: skip
-    assert facts.planned(memory, {}) == {
-        "arguments": 1, "outputs": 20, "aliased": 3, "temporary": 400, "code": 5, "peak": 6000, "total": 6020, "kinds": {}
-    }  # fmt: skip
-    assert facts.planned(memory, {"total_bytes": 7000})["total"] == 7000
+def test_an_output_in_an_arguments_place_is_counted_once(tmp_path):
+    both = "allocation 5: size 7000, parameter 3, shape |f32[1750]| at ShapeIndex {}, maybe-live-out:\n"
+    found = facts.planned(buffers.of(written(tmp_path, ASSIGNMENT + both), TEXT))
+    assert found == {"arguments": 4096, "outputs": 100, "aliased": 7000, "temporary": 12288, "peak": None, "total": 22934454272}
+
+
+def test_compilation_ends_early_only_well_within_the_chip(tmp_path):
+    import threading
+
+    def ended(total, wait):
+        (tmp_path / f"{total}").mkdir()
+        folder = written(tmp_path / f"{total}")
+        report = next(folder.glob("*memory-usage-report.txt"))
+        report.write_text(REPORT.replace("22934454272", str(total)))
+        (folder / "module_0001.jit__train_step.cl_9.after_optimizations_after_buffer_assignment.txt").write_text(TEXT)
+        done = threading.Event()
+        early.watch(folder, made.point(), lambda text, found: done.set())
+        return done.wait(wait)
+
+    gib = 2**30
+    assert ended(int(14.9 * gib), 20)
+    assert not ended(int(15.5 * gib), 2.5)
+    assert early.fits_for_sure(29 * gib, made.point(chip="v6e")) and not early.fits_for_sure(29 * gib, made.point())
+
+
+def test_half_a_program_is_waited_for(tmp_path):
+    import threading
+    import time
+
+    folder = written(tmp_path)
+    next(folder.glob("*memory-usage-report.txt")).write_text(REPORT.replace("22934454272", "1"))
+    program = folder / "module_0001.jit__train_step.cl_9.after_optimizations_after_buffer_assignment.txt"
+    program.write_text(TEXT.rstrip()[:-1])
+    found = []
+    done = threading.Event()
+    early.watch(folder, made.point(), lambda text, _: (found.append(text), done.set()))
+    time.sleep(1.5)
+    assert not found
+    program.write_text(TEXT)
+    assert done.wait(20) and found == [TEXT]
