@@ -104,6 +104,33 @@ def test_metrics_differ_between_the_lowerings():
         kind(a[name], b[name], err_msg=name)
 
 
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_a_row_without_a_target_or_an_order_looks_like_one_of_id_0(impl, softcap):
+    x, w, _ = problem(8, V, D, ignored=False)
+    w[0] = 3 * x[2]  # id 0 is the best of the row that is all padding
+    ids, q = np.arange(16).reshape(8, 2), np.full((8, 2), 0.5, F32)
+    ids[2] = -100
+    x[5, 0] = np.nan
+    names = ("lse", "nll", "argmax", "correct", "rank", "top_k=3")
+
+    def f(x, w):
+        loss, found = linear_cross_entropy(x, w, soft_targets=(ids, q), softcap=softcap, z_loss=0.01, reduction="none",
+                                           metrics=names, _impl=impl)
+        return loss[np.delete(np.arange(8), 5)].sum(), found
+
+    (loss, got), (d_x, d_w) = jax.jit(jax.value_and_grad(f, (0, 1), has_aux=True))(x, w)
+    want = cutloss.linear_cross_entropy(x, w, soft_targets=(ids, q), softcap=softcap, z_loss=0.01, reduction="sum",
+                                        metrics=names[2:], token_weights=np.arange(8) != 5)
+    assert got["nll"][2] == 0 and got["rank"][2] == -1 and not got["correct"][2] and got["argmax"][2] == 0
+    assert np.isnan(got["lse"][5]) and not got["correct"][5]
+    assert got["rank"][5] == got["argmax"][5] == -1 and (got["top_k_ids"][5] == -1).all()
+    np.testing.assert_allclose(loss, want.loss, rtol=TOLERANCE)
+    np.testing.assert_allclose(d_x[2], want.d_e[2], rtol=TOLERANCE, atol=TOLERANCE * np.abs(want.d_e).max())
+    for name in ("argmax", "correct", "rank", "top_k_ids"):
+        np.testing.assert_array_equal(np.delete(got[name], 5, 0), np.delete(want.metrics[name], 5, 0), err_msg=name)
+
+
 @pytest.mark.parametrize("chunk,eps", [(8, 1.0), (16, 0.0), (5, float("inf"))])
 def test_filter_in_logits_drops_other_chunks(chunk, eps):
     x, w, labels = problem(N, V, D, ignored=False)
