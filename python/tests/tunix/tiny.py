@@ -89,12 +89,16 @@ def lora_model(family="gemma3", dtype="float32", vocab=VOCAB, remat="NONE", path
     return _fill(*_skeleton(family, lora, vocab, remat), dtype)
 
 
-def quantised_model(family="gemma3", path=LORA):
+# Others cast their weights themselves, which qwix 0.1.8's quantised ones do not stand: Tunix fails, without cutloss too.
+QUANTISABLE = ("gemma", "gemma2", "gemma3", "llama3-tied", "llama3-untied")
+
+
+def quantised_model(family="gemma3", path=LORA, vocab=VOCAB):
     """Returns a tiny model with adapters whose weights under `path` are int8: quantised from values, so in one program."""
     import qwix
     from flax import nnx
 
-    base = model(family)
+    base = model(family, vocab=vocab)
     rules = [qwix.LoraRule(module_path=LORA, rank=4, alpha=4.0, weight_qtype="int8" if path == LORA else None)]
     if path != LORA:
         rules.append(qwix.LoraRule(module_path=path, rank=4, alpha=4.0, weight_qtype="int8"))
