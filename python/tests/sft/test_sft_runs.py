@@ -83,6 +83,28 @@ def test_evaluation_and_answers_of_both_arms(tmp_path, arm):
 
 
 @long
+def test_both_losses_are_compared_with_their_quality(tmp_path, capsys):
+    """The same data, order and start: the losses are one curve, and BLEU and chrF are there before and after for both."""
+    pytest.importorskip("sacrebleu")
+    for arm in ("dense", "cutloss"):
+        settings = runs.settings(
+            tmp_path, f"loss.arm={arm}", "generation.prompts=3", "generation.tokens=8", "generation.quality=true", steps=3
+        )
+        runs.go(settings, tmp_path / arm)
+    assert cli.main(["compare", str(tmp_path / "dense"), str(tmp_path / "cutloss")]) == 0
+    shown = capsys.readouterr().out
+    for arm in ("dense", "cutloss"):
+        for when in ("before", "after"):
+            assert f"{arm}, {when}: BLEU " in shown
+            assert (tmp_path / arm / f"{when}.jsonl").is_file()
+    dense, ours = (runs.losses(tmp_path / arm) for arm in ("dense", "cutloss"))
+    assert list(ours.values()) == pytest.approx(list(dense.values()), rel=1e-4)
+    answers = [(tmp_path / arm / "before.jsonl").read_text() for arm in ("dense", "cutloss")]
+    assert answers[0] == answers[1]
+    assert cli.main(["compare", str(tmp_path / "dense"), str(tmp_path)]) == 2
+
+
+@long
 def test_evaluated_loss_is_the_mean_over_targets(tmp_path):
     """Against the model's own loss of all held-out rows as one batch."""
     from tunix.sft import peft_trainer
@@ -132,10 +154,11 @@ def test_every_choice_learns(tmp_path, overrides):
 
 
 @long
-def test_fit_finds_what_training_then_plans(tmp_path):
+@pytest.mark.parametrize("overrides", [(), ("lora.bits=8",), ("lora.bits=4", "model.family=llama3")])
+def test_fit_finds_what_training_then_plans(tmp_path, overrides):
     from cutloss.sft import fit
 
-    settings = runs.settings(tmp_path)
+    settings = runs.settings(tmp_path, *overrides)
     plan = fit.planner(settings)
     small, large = plan(2, 64), plan(8, 128)
     _, events = runs.go(settings, tmp_path / "run")
