@@ -16,7 +16,7 @@ def pairs(folder, count=40):
     return path
 
 
-def settings(folder, *overrides, family="gemma3", **train):
+def settings(folder, *overrides, family="gemma3", count=40, **train):
     """The configuration of a run over `pairs`, as a user would give it."""
     train = {"steps": 6, "batch": 2, "context": 64, "lr": 1e-2, "checkpoint_every": 2, **train}
     return config.load(
@@ -24,7 +24,7 @@ def settings(folder, *overrides, family="gemma3", **train):
         [
             f"model.family={family}",
             "model.sizes={num_layers: " + str(SMALL.get(family, {}).get("num_layers", 1)) + "}",
-            f"data.path={pairs(folder)}",
+            f"data.path={pairs(folder, count)}",
             "data.prompt='{source}:'",
             "data.held_out_one_in=4",
             "lora.rank=4",
