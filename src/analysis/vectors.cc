@@ -36,8 +36,14 @@ void add_scaled(double a, const double* x, std::int64_t n, double* y) {
 }
 
 double dot(const double* x, const double* y, std::int64_t n) {
+  double parts[8] = {};  // one sum after the other would wait four cycles for each
+  std::int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    for (int k = 0; k < 8; ++k) parts[k] += x[i + k] * y[i + k];
+  }
   double sum = 0;
-  for (std::int64_t i = 0; i < n; ++i) sum += x[i] * y[i];
+  for (; i < n; ++i) sum += x[i] * y[i];
+  for (const double part : parts) sum += part;
   return sum;
 }
 
