@@ -94,20 +94,29 @@ def _together(alive: list[tuple[str, int, str]], names: dict[str, str]) -> list[
 
 
 def parts_of(text: str) -> dict[str, str]:
-    """The part of the model that each instruction of a program is of, as its metadata have it."""
-    found = {}
+    """The part of the model that each instruction of a program is of, as its metadata have it; a copy is of what it copies."""
+    found, copies = {}, {}
     for line in text.splitlines():
         head = re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = ", line)
-        of = head and re.search(r'op_name="([^"]*)"', line)
-        if of:
+        if head is None:
+            continue
+        if of := re.search(r'op_name="([^"]*)"', line):
             found[head[1]] = part_of(of[1])
+        elif copied := re.search(r" copy(?:-start|-done)?\(%?([\w.\-]+)", line):
+            copies[head[1]] = copied[1]
+    for name, copied in copies.items():
+        while copied in copies:
+            copied = copies[copied]
+        if copied in found:
+            found[name] = found[copied]
     return found
 
 
 def part_of(op_name: str) -> str:
     """An op_name without the transformations around it: what a reader of the model would call it."""
-    short = re.sub(r"^jit\([^)]*\)/", "", op_name)
-    backward = "transpose(" in short
-    short = re.sub(r"(?:transpose\()?(?:jvp|checkpoint|rematted_computation)\(([^()]*)\)\)?", r"\1", short)
+    backward = "transpose(" in op_name
+    short, before = re.sub(r"^jit\([^)]*\)/", "", op_name), ""
+    while short != before:
+        before, short = short, re.sub(r"\b(?:transpose|jvp|jit|vmap|checkpoint|rematted_computation)\(([^()]*)\)", r"\1", short)
     short = re.sub(r"layers?[_/.]?\d+", "layers", short)
     return ("gradient: " if backward else "") + short.strip("/")[:100]

@@ -53,15 +53,16 @@ def main(options: argparse.Namespace, console: Any) -> int:
 def write(found: list[dict[str, Any]], made: list[tables.Table], folder: Path, pdf: bool = True) -> list[str]:
     """Writes the report's files; returns their names."""
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = {table.name: figures.draw(table) for table in made}
+    drawn = {table.name: figure for table in made if (figure := figures.draw(table)) is not None}
+    pictures = {name: _png(figure) for name, figure in drawn.items()}
     files = []
     for table in made:
         table.write_csv(folder / f"{table.name}.csv")
         files.append(f"{table.name}.csv")
-        if drawn[table.name] is not None:
-            (folder / f"{table.name}.png").write_bytes(_png(drawn[table.name]))
-            files.append(f"{table.name}.png")
-    (folder / "report.html").write_text(page(found, made, drawn), encoding="utf-8")
+    for name, picture in pictures.items():
+        (folder / f"{name}.png").write_bytes(picture)
+        files.append(f"{name}.png")
+    (folder / "report.html").write_text(page(found, made, pictures), encoding="utf-8")
     files.append("report.html")
     if pdf:
         write_pdf(folder / "report.pdf", found, made, drawn)
@@ -81,14 +82,13 @@ def _close(drawn: dict[str, Any]) -> None:
     from matplotlib import pyplot
 
     for figure in drawn.values():
-        if figure is not None:
-            pyplot.close(figure)
+        pyplot.close(figure)
 
 
 # ---- HTML --------------------------------------------------------------------------------------------------------------
 
 
-def page(found: list[dict[str, Any]], made: list[tables.Table], drawn: dict[str, Any]) -> str:
+def page(found: list[dict[str, Any]], made: list[tables.Table], pictures: dict[str, bytes]) -> str:
     parts = [f"<h1>{html.escape(texts.TITLE)}</h1>", *(f"<p>{_text(one)}</p>" for one in texts.summary(found, made))]
     parts += ["<h2>Method</h2>", *(f"<p>{_text(one)}</p>" for one in texts.METHOD), f"<p>{_text(_made_with(found))}</p>"]
     parts.append("<h2>Contents</h2><ul>" + "".join(
@@ -96,8 +96,8 @@ def page(found: list[dict[str, Any]], made: list[tables.Table], drawn: dict[str,
     for table in made:
         parts.append(f'<h2 id="{table.name}">{html.escape(table.title)}</h2>')
         parts += [f"<p>{_text(one)}</p>" for one in texts.about(table)]
-        if drawn[table.name] is not None:
-            data = base64.b64encode(_png(drawn[table.name])).decode()
+        if table.name in pictures:
+            data = base64.b64encode(pictures[table.name]).decode()
             parts.append(f'<img alt="{html.escape(table.title)}" src="data:image/png;base64,{data}">')
         parts.append(_html_table(table))
         parts.append(f'<p class="note">Again: <code>{html.escape(table.command)}</code></p>')
@@ -145,7 +145,7 @@ def write_pdf(path: Path, found: list[dict[str, Any]], made: list[tables.Table],
             about = texts.about(table)
             if about:
                 _pdf_text(pdf, table.title, [*about, f"Again: {table.command}"])
-            if drawn[table.name] is not None:
+            if table.name in drawn:
                 pdf.savefig(drawn[table.name])
             _pdf_table(pdf, table)
         _pdf_text(pdf, "What is not shown", texts.limits(found))
@@ -202,7 +202,7 @@ def index(found: list[dict[str, Any]], made: list[tables.Table], drawn: dict[str
              "records; each record has the command that makes it again.", "", "| file | what | records by |", "|---|---|---|",
              "| `report.html`, `report.pdf` | everything | all |"]  # fmt: skip
     for table in made:
-        png = f", `{table.name}.png`" if drawn[table.name] is not None else ""
+        png = f", `{table.name}.png`" if table.name in drawn else ""
         lines.append(f"| `{table.name}.csv`{png} | {table.title} | `{table.command}` |")
     lines += ["", f"Published figures: {published.load()['title']!r} ({published.load()['repository']})."]
     return "\n".join(lines) + "\n"

@@ -316,7 +316,7 @@ def all_of(records: list[Record]) -> list[Table]:
     made = [
         validation(plain),
         planned(small, "pressure", "Planned memory of Gemma 3 270M on one chip", "cutloss-evidence pressure",
-                "GiB a chip: the peak and, beside it, the outputs. The chip has 15.75."),
+                "GiB a chip, all bytes that are planned. The chip has 15.75."),
         frontier(plain),
         boundaries(plain),
         planned([(p, r) for p, r in plain if p.rank != 16], "rank", "Ranks of the adapters", "cutloss-evidence rank"),

@@ -13,7 +13,8 @@ METHOD = [
     "Planned memory is what the TPU's own compiler says of the whole train step that Tunix's `PeftTrainer` would run: LoRA "
     "adapters on attention and MLP, AdamW, bf16 weights. libtpu compiles it on a CPU, for chips that are not there, from "
     "shapes alone; no weights are read. A step that does not fit is refused by the compiler, as it would be on the chip.",
-    "Total is the compiler's peak and, beside it, the outputs: the figure that the published study's tables have. Nothing "
+    "Total is what the compiler's memory report calls total bytes, the figure that the published study's tables have. A "
+    "compilation is ended when that is known and within 95 % of the chip's memory; else the compiler decides. Nothing "
     "here was run on a TPU: seconds on a TPU are published figures or marked as estimates. Parity and quality are real "
     "training, of the real Gemma 3 270M, on a CPU.",
     "Arms: default is Tunix's own loss. scheme is the published one written anew from its description (chunks of 128 "

@@ -58,6 +58,12 @@ def test_only_what_is_alive_at_the_peak_is_listed(tmp_path):
     assert found["total_bytes"] == 22934454272
 
 
+def test_a_copy_is_of_what_it_copies():
+    text = TEXT.replace("}\n", "  %c.1 = (f32[2048], f32[2048]) copy-start(%wide)\n  %c.2 = f32[2048] copy-done(%c.1)\n}\n")
+    assert buffers.parts_of(text)["c.2"] == "embedder/mul"
+    assert buffers.part_of("jit(_train_step)/transpose(jvp(jit(log_softmax)))/add_any") == "gradient: log_softmax/add_any"
+
+
 def test_a_range_ends_after_its_last_use(tmp_path):
     ranges = RANGES.replace("big.1{0}:6-9", "big.1{0}:5-5").replace("big.3{}:9-9", "big.3{}:5-5")
     found = buffers.of(written(tmp_path, ranges=ranges), TEXT)

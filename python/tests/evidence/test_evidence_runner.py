@@ -49,7 +49,7 @@ def test_a_killed_sweep_goes_on_and_repeats_no_finished_point(tmp_path):
     kills, finished = 0, []
     for _ in range(50):
         child = subprocess.Popen([sys.executable, "-c", program])
-        enough = len(finished) + 9
+        enough = len(finished) + 13
         while child.poll() is None and len(read(out)) < enough:
             time.sleep(0.005)
         if child.poll() is None:
