@@ -80,7 +80,7 @@ def merged(model: Any, lora: Lora) -> Any:
     import jax.numpy as jnp
     from flax import nnx
 
-    copy = nnx.merge(*nnx.split(model))
+    copy = nnx.clone(model)  # merge(*split()) would share the variables
     for path, module in list(nnx.iter_graph(copy)):
         if not isinstance(module, nnx.Module):
             continue
