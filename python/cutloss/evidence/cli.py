@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from .. import _options
 from . import options as opts
 from . import points, runner, sweeps
 from .points import PointError
@@ -57,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     frontier = commands.add_parser("frontier", help="the largest context that fits, for each batch")
     opts.add_point(frontier, shape=False)
     opts.add_run(frontier)
-    frontier.add_argument("--batches", type=opts.numbers, default=(8, 16, 32, 64, 128), metavar="LIST")
+    frontier.add_argument("--batches", type=_options.numbers, default=(8, 16, 32, 64, 128), metavar="LIST")
     frontier.add_argument("--least", type=int, default=256, help="smallest context tried (default %(default)s)")
     frontier.add_argument("--most", type=int, default=16384, help="largest context tried (default %(default)s)")
     frontier.add_argument("--step", type=int, default=256, help="of contexts (default %(default)s)")

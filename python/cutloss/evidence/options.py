@@ -5,17 +5,10 @@ from __future__ import annotations
 import argparse
 import re
 
-from .. import _check
+from .._options import size
 from . import points
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
-
-
-def size(text: str) -> int:
-    try:
-        return _check.budget(text)
-    except (TypeError, ValueError) as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def duration(text: str) -> float:
@@ -23,16 +16,6 @@ def duration(text: str) -> float:
     if not found or float(found[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no time; expected seconds, or a number with s, m or h, such as 90m")
     return float(found[1]) * _SECONDS[found[2]]
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    try:
-        found = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        found = ()
-    if not found or min(found) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected whole numbers from 1 on, such as 1,2,4")
-    return found
 
 
 def tiles(text: str) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .. import _check
+from .. import _options
 from . import config as configuration
 from .config import ConfigError
 
@@ -44,9 +44,9 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("settings", nargs="*", metavar="section.key=value", help="settings over the file's")
     train.add_argument("--out", type=Path, required=True, help="the run's folder")
     train.add_argument("--json", action="store_true", help="events as JSON lines on stdout, the rest on stderr")
-    fit.add_argument("--budget", type=_bytes, required=True, help="memory of a device, such as 16GiB")
-    fit.add_argument("--batches", type=_numbers, metavar="LIST", help="default 1,2,4,8,16,32")
-    fit.add_argument("--contexts", type=_numbers, metavar="LIST", help="default 256,512,1024,2048,4096")
+    fit.add_argument("--budget", type=_options.size, required=True, help="memory of a device, such as 16GiB")
+    fit.add_argument("--batches", type=_options.numbers, metavar="LIST", help="default 1,2,4,8,16,32")
+    fit.add_argument("--contexts", type=_options.numbers, metavar="LIST", help="default 256,512,1024,2048,4096")
     fit.add_argument("--json", action="store_true", help="print JSON")
     answer = commands.add_parser("answer", help="what a finished run's model answers to source texts")
     answer.add_argument("run", type=Path, help="its folder")
@@ -54,23 +54,6 @@ def parser() -> argparse.ArgumentParser:
     compare = commands.add_parser("compare", help="two finished runs side by side")
     compare.add_argument("runs", type=Path, nargs="+", help="their folders")
     return result
-
-
-def _bytes(text: str) -> int:
-    try:
-        return _check.budget(text)
-    except (TypeError, ValueError) as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        found = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        found = ()
-    if not found or min(found) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected whole numbers from 1 on, such as 1,2,4")
-    return found
 
 
 def main(argv: list[str] | None = None) -> int:
