@@ -13,15 +13,6 @@ def test_scale_is_alpha_over_rank_and_by_its_root_if_asked():
     assert config.Lora(rank=16, alpha=8.0, rank_stabilized=True).scale == 2
 
 
-@pytest.fixture
-def quick_compilation():
-    import jax
-
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def loss_of(model, folder):
     """Tunix's own loss, of some rows."""
     from flax import nnx

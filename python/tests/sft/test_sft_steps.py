@@ -8,16 +8,7 @@ import runs
 
 from cutloss.sft import config, families, models, trainer
 
-pytestmark = pytest.mark.long
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-    import jax
-
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_compilation")]
 
 
 def adapters(out):
