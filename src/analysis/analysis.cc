@@ -80,8 +80,11 @@ Status measure(const Tiles& tiles, const Machine& machine, const Options& option
   if (want.d_e || want.tolerance) {
     measure_d_e(tiles, order.value(), options, report, want.tolerance ? exact.data() : nullptr);
   }
-  if (want.d_c) measure_d_c(tiles, order.value(), options, report);
-  return want.tolerance ? measure_tolerances(tiles, order.value(), machine, options, exact, report) : Status();
+  std::vector<float> exact_d_c;
+  if (want.tolerance && want.d_c) exact_d_c.resize(static_cast<std::size_t>(tiles.vocab() * tiles.hidden()));
+  if (want.d_c) measure_d_c(tiles, order.value(), options, report, exact_d_c.empty() ? nullptr : exact_d_c.data());
+  return want.tolerance ? measure_tolerances(tiles, order.value(), machine, options, exact, exact_d_c, report)
+                        : Status();
 }
 
 }  // namespace

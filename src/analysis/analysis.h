@@ -129,13 +129,13 @@ struct VariantErrors {
   GradientError d_e, d_c;
 };
 
-// The shipped filter under a tolerance, on dE.
+// The shipped filter under a tolerance: dE, and dC where the section d_c is wanted too.
 struct TolerancePoint {
   Filter filter = Filter::certified;
   double tolerance = 0;
   double kept = 0;  // share of entries worked on, those of redone rows included
   FilterReport report;
-  GradientError d_e;
+  GradientError d_e, d_c;
 };
 
 struct Report {

@@ -1,5 +1,5 @@
-// A problem of small multiples of 1/8, so that the kernels' f32 dot products are exact and both sides see the same logits:
-// what is left is the order of float64 additions, at most a few thousand of them, 1e-12.
+// A problem of small multiples of 1/8, so that the kernels' f32 dot products are exact and both sides see the same
+// logits: what is left is the order of float64 additions, at most a few thousand of them, 1e-12.
 #pragma once
 #include <gtest/gtest.h>
 

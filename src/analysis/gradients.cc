@@ -167,11 +167,11 @@ class VocabTask {
         scratch_(cut.tiles, std::min(cut.width, cut.tiles.vocab())),
         tail_(static_cast<std::size_t>(slots_ * cut.tiles.hidden()), 0.0) {}
 
-  void run(ErrorTable& errors) {
+  void run(ErrorTable& errors, float* exact) {
     const std::int64_t first = block_ * cut_.per_block;
     const std::int64_t end = std::min(first + cut_.per_block, cut_.count);
     find_tail(first, end);
-    for (std::int64_t v = first; v < end; ++v) run_tile(v, errors);
+    for (std::int64_t v = first; v < end; ++v) run_tile(v, errors, exact);
   }
 
  private:
@@ -202,7 +202,7 @@ class VocabTask {
     }
   }
 
-  void run_tile(std::int64_t v, ErrorTable& errors) {
+  void run_tile(std::int64_t v, ErrorTable& errors, float* exact) {
     const Tiles& tiles = cut_.tiles;
     const std::int64_t rows = cut_.rows(v), d = tiles.hidden();
     OwnerSums sums(rows, d, levels_, false, options_.sections.variants);
@@ -230,7 +230,10 @@ class VocabTask {
         sums.add_tile(k, factors_.data(), column_.data(), count, tokens, entries_.level, variant);
       }
     }
-    for (std::int64_t k = 0; k < rows; ++k) sums.finish(k, tail_.data(), {}, errors);
+    for (std::int64_t k = 0; k < rows; ++k) {
+      sums.finish(k, tail_.data(), {}, errors);
+      if (exact != nullptr) std::copy_n(sums.exact(k), d, exact + cut_.ids(v)[k] * d);
+    }
   }
 
   const Cut& cut_;
@@ -335,13 +338,13 @@ void measure_d_e(const Tiles& tiles, const Ids& order, const Options& options, R
   }
 }
 
-void measure_d_c(const Tiles& tiles, const Ids& order, const Options& options, Report& report) {
+void measure_d_c(const Tiles& tiles, const Ids& order, const Options& options, Report& report, float* exact_d_c) {
   const Levels levels(options.exponents);
   const Cut cut(tiles, order, options);
   std::vector<ErrorTable> parts(static_cast<std::size_t>(cut.blocks),
                                 ErrorTable(levels.count(), tiles.hidden(), false));
   tiles.parallel("errors of dC", cut.blocks, [&](std::int64_t block) {
-    VocabTask(cut, levels, options, block).run(parts[static_cast<std::size_t>(block)]);
+    VocabTask(cut, levels, options, block).run(parts[static_cast<std::size_t>(block)], exact_d_c);
   });
   prepare(options, report);
   store(joined(parts), levels.count(), &VariantErrors::d_c, &MethodErrors::d_c, options.sections.variants, report);

@@ -218,5 +218,57 @@ TEST(AnalysisVariants, AreTheRoundedSumsOfTilesInTheirOrder) {
   EXPECT_GT(error(Sums::full, true), error(Sums::full, false));
 }
 
+// Run once more here, with the options of the section; exact dC is kept in f32, 6e-8 of its norm.
+TEST(AnalysisTolerance, ErrorsAreNotThoseOfTheLibrarysGradients) {
+  for (const HeadLayout layout : {HeadLayout::vd, HeadLayout::dv}) {
+    Dense x(100, 301, 19, 11, 0.5f);
+    const Matrix exact_e = gradient(x, x.g, false), exact_c = gradient(x, x.g, true);
+    const std::vector<std::int64_t> order = by_mean_logit(x);
+    x.problem.head_layout = layout;
+    if (layout == HeadLayout::dv) {
+      const std::vector<float> c = x.c;
+      for (std::int64_t k = 0; k < x.v; ++k) {
+        for (std::int64_t j = 0; j < x.d; ++j) x.c[j * x.v + k] = c[k * x.d + j];
+      }
+    }
+    Options options = small_options();
+    options.sections.tolerance = true;
+    options.tolerances = {0.05f};
+    const Report report = must(x, options);
+    ASSERT_EQ(report.tolerances.size(), 2u);
+    for (const auto& point : report.tolerances) {
+      Problem p = x.problem;
+      p.reduction = Reduction::sum, p.want_d_e = p.want_d_c = true;
+      p.filter = point.filter, p.tolerance = 0.05f, p.vocab_order = true;
+      std::vector<float> d_e(x.e.size()), d_c(x.c.size());
+      FilterReport filtered;
+      Inputs in = x.inputs();
+      in.seed = options.seed, in.vocab_order = order.data();
+      Outputs out;
+      out.d_e = d_e.data(), out.d_c = d_c.data(), out.filter_report = &filtered;
+      const Machine machine = Machine::detect().value();
+      const Result<Plan> plan = make_plan(p, {Mode::automatic, std::nullopt, options.threads}, machine);
+      ASSERT_TRUE(plan.ok() && run(plan.value(), in, out).ok());
+      Matrix made_e = exact_e, made_c = exact_c;
+      for (std::int64_t i = 0; i < x.n; ++i) std::copy_n(d_e.data() + i * x.d, x.d, made_e[i].begin());
+      for (std::int64_t k = 0; k < x.v; ++k) {
+        for (std::int64_t j = 0; j < x.d; ++j) made_c[k][j] = d_c[layout == HeadLayout::dv ? j * x.v + k : k * x.d + j];
+      }
+      const Wanted e = compare(made_e, exact_e), c = compare(made_c, exact_c);
+      EXPECT_NEAR(point.d_e.relative, e.relative, 1e-9);
+      EXPECT_NEAR(point.d_e.worst_row, e.worst, 1e-9);
+      EXPECT_NEAR(point.d_e.bias, e.bias, 1e-9);
+      EXPECT_NEAR(point.d_e.cosine, e.cosine, 1e-9);
+      EXPECT_GT(point.d_e.relative, 1e-6) << "nothing was filtered";
+      EXPECT_NEAR(point.d_c.relative, c.relative, 1e-7);
+      EXPECT_NEAR(point.d_c.cosine, c.cosine, 1e-7);
+      EXPECT_EQ(point.d_c.nothing, c.nothing);
+      EXPECT_GT(point.d_c.relative, 1e-6);
+      const double entries = static_cast<double>(x.n) * static_cast<double>(x.v);
+      EXPECT_NEAR(point.kept, filtered.kept_entries / entries + filtered.rows_redone / static_cast<double>(x.n), 1e-12);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace cutloss::analysis

@@ -212,7 +212,7 @@ constexpr const char* kFooter =
     "tiles\n"
     "  variants     with d_e, d_c: sums in bf16, bf16 with Kahan's correction, float64; tiles filtered at 2^-12, or "
     "all\n"
-    "  tolerance    the library's own filters, certified and unbiased, by --tolerances, on dE\n\n"
+    "  tolerance    the library's own filters, certified and unbiased, by --tolerances, on dE (and, beside d_c, dC)\n\n"
     "Examples:\n"
     "  cutloss analyze --hidden e.npy --table c.npy --labels y.npy\n"
     "  cutloss analyze --hidden e.npy --table c.npy --labels y.npy --what shares --tile 64x256 --exponents 12\n"

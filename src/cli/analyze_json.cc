@@ -56,8 +56,8 @@ Json map_json(const analysis::TileMap& map) {
   return {{"order", name(map.order)}, {"log2_largest", std::move(rows)}};
 }
 
-Json tolerance_json(const analysis::TolerancePoint& t) {
-  return {{"filter", name(t.filter)},
+Json tolerance_json(const analysis::TolerancePoint& t, bool with_d_c) {
+  Json out = {{"filter", name(t.filter)},
           {"tolerance", t.tolerance},
           {"epsilon", t.report.epsilon},
           {"kept", t.kept},
@@ -66,6 +66,8 @@ Json tolerance_json(const analysis::TolerancePoint& t) {
           {"mass_below_max", t.report.dropped_mass_max},
           {"error_bound", t.report.error_bound},
           {"d_e", error_json(t.d_e, false)}};
+  if (with_d_c) out["d_c"] = error_json(t.d_c, true);
+  return out;
 }
 
 Json settings_json(const Report& r, const analysis::Options& o, const Problem& p) {
@@ -116,7 +118,7 @@ Json analysis_json(const Report& r, const analysis::Options& options, const Prob
     if (options.sections.d_c) item["d_c"] = error_json(v.d_c, true);
     out["variants"].push_back(std::move(item));
   }
-  for (const auto& t : r.tolerances) out["tolerances"].push_back(tolerance_json(t));
+  for (const auto& t : r.tolerances) out["tolerances"].push_back(tolerance_json(t, options.sections.d_c));
   for (const auto& map : r.maps) out["maps"].push_back(map_json(map));
   return out;
 }

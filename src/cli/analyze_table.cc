@@ -105,15 +105,17 @@ void print_variants(const Report& r, const analysis::Options& o) {
   fmt::print("filter on both: filtered, filtered; on E alone (FullC): dC of all; on C alone (FullE): dE of all\n");
 }
 
-void print_tolerances(const Report& r) {
+void print_tolerances(const Report& r, bool with_d_c) {
   if (r.tolerances.empty()) return;
-  title("The library's filters by tolerance: dE against float64");
+  title("The library's filters by tolerance, against float64");
   Rows rows = {
-      {"filter", "tolerance", "epsilon", "worked on", "redone rows", "relative", "worst row", "bias of the sum"}};
+      {"filter", "tolerance", "epsilon", "worked on", "redone rows", "dE relative", "worst row", "bias of the sum"}};
+  if (with_d_c) rows[0].insert(rows[0].end(), {"dC relative", "dC rows with nothing"});
   for (const auto& t : r.tolerances) {
     rows.push_back({std::string(name(t.filter)), fmt::format("{:g}", t.tolerance), number(t.report.epsilon),
                     percent(t.kept), fmt::format("{}", t.report.rows_redone), number(t.d_e.relative),
                     number(t.d_e.worst_row), number(t.d_e.bias)});
+    if (with_d_c) rows.back().insert(rows.back().end(), {number(t.d_c.relative), percent(t.d_c.nothing)});
   }
   print_table(rows);
 }
@@ -127,7 +129,7 @@ void print_analysis(const Report& r, const analysis::Options& o) {
   if (o.sections.d_e && !r.errors.empty()) print_gradient(r, o, false);
   if (o.sections.d_c && !r.errors.empty()) print_gradient(r, o, true);
   print_variants(r, o);
-  print_tolerances(r);
+  print_tolerances(r, o.sections.d_c);
 }
 
 }  // namespace cutloss::cli

@@ -69,10 +69,12 @@ def error_against_cost(results: dict[str, dict[str, Any]]):
                 if points:
                     axis.loglog(*zip(*points, strict=True), ".-", color=METHODS[errors["method"]],
                                 label=errors["method"])  # fmt: skip
-            for point in result.get("tolerances", []) if gradient == "d_e" else []:
+            for point in result.get("tolerances", []):
+                if gradient not in point:
+                    continue
                 marker, color = FILTERS[point["filter"]]
-                axis.loglog(point["kept"], point["d_e"]["relative"], marker, mfc="none", color=color)
-                axis.annotate(f"{point['tolerance']:.0e}", (point["kept"], point["d_e"]["relative"]), fontsize=6)
+                axis.loglog(point["kept"], point[gradient]["relative"], marker, mfc="none", color=color)
+                axis.annotate(f"{point['tolerance']:.0e}", (point["kept"], point[gradient]["relative"]), fontsize=6)
             axis.axhline(2**-9, color="black", lw=0.7, ls=":")
             axis.set(title=f"{label}: {name}", xlabel="share of entries worked on", ylabel="relative error")
         row[0].legend(fontsize="small")
