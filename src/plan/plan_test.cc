@@ -132,6 +132,31 @@ TEST(Plan, WithoutABudgetTheWorkspaceIsBounded) {
             std::uint64_t{64} << 20);
 }
 
+TEST(Plan, ChunkAskedForByNameTakesTheSmallestChunksBesideAnF32Sum) {
+  const Problem p = problem(1024, 262144, 640, true, true, DType::bf16);
+  const Result<Plan> plan = plan_with(p, {}, Mode::chunk);
+  ASSERT_TRUE(plan->head_sum);
+  EXPECT_GE(plan->chunk_tokens, 200);
+  EXPECT_LE(plan->workspace_bytes, (std::uint64_t{640} + 16 + 256) << 20);  // sum, smallest chunk, half of 512 MiB
+}
+
+// What a filter leaves to the exact mode is worked in chunks as long as the room of mode sparse allows, however few
+// entries the filter itself needs room for.
+TEST(Plan, FlatRowsAreWorkedInTinyChunks) {
+  for (const Filter filter : {Filter::certified, Filter::unbiased}) {
+    Problem p = problem(1024, 262144, 640, true, true);
+    p.filter = filter;
+    p.epsilon = 0x1p-14f;
+    const Result<Plan> plan = plan_with(p, {});
+    ASSERT_TRUE(plan->exact);
+    EXPECT_EQ(plan->exact->mode, Mode::chunk);
+    EXPECT_GE(plan->exact->chunk_tokens, 96);
+    EXPECT_LE(plan->workspace_bytes, std::uint64_t{128} << 20);
+    const std::uint64_t budget = std::uint64_t{50} << 20;
+    EXPECT_LE(plan_with(p, budget, Mode::sparse)->workspace_bytes, budget);
+  }
+}
+
 // 8 GiB of f32 logits: nothing of a plan may be of that order, whatever the mode.
 TEST(Plan, WorkspaceOfStreamAndRecomputeDoesNotGrowWithVocabulary) {
   for (const Mode mode : {Mode::stream, Mode::recompute}) {
