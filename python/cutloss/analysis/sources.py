@@ -48,21 +48,20 @@ def npy(folder: Path) -> Arrays:
 
 def table_of(path: Path) -> np.ndarray:
     """Returns the head's table of a .gguf or .safetensors file, or of a folder: lm_head, else the embedding."""
+    from cutloss.sft import weight_files
+
     if path.suffix == ".gguf":
         import gguf
 
-        tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+        tensors = {tensor.name: tensor for tensor in weight_files.gguf(path).tensors}
         found = tensors.get("output.weight") or tensors.get("token_embd.weight")
         if found is None:
             raise ValueError(f"{path}: has neither output.weight nor token_embd.weight")
         return np.asarray(gguf.dequantize(found.data, found.tensor_type), np.float32)
-    import ml_dtypes  # noqa: F401  (gives safetensors its bfloat16)
-    from safetensors import safe_open
-
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     for suffix in ("lm_head.weight", "embed_tokens.weight"):
         for file in files:
-            with safe_open(file, framework="numpy") as tensors:
+            with weight_files.safetensors(file) as tensors:
                 for name in tensors.keys():
                     if name.endswith(suffix) and "per_layer" not in name:
                         return tensors.get_tensor(name)

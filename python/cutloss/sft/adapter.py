@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from . import folder, models
+from . import folder, models, weight_files
 from .config import Config, ConfigError, Lora
 
 
@@ -29,20 +29,27 @@ def _name(path: Any) -> str:
     return "/".join(str(getattr(key, "key", key)) for key in path)
 
 
-def load(model: Any, path: Path) -> None:
-    """Puts what `save` wrote into the model.
+def load(model: Any, path: Path, lora: Lora) -> None:
+    """Puts what `save` wrote into the model, whose adapters `lora` describes.
 
     Raises:
-        ConfigError: there is no such file, or it is of another model.
+        ConfigError: there is no such file, it is unsound, of another model, or of another scale.
     """
     import jax
     import jax.numpy as jnp
     from flax import nnx
-    from safetensors.flax import load_file
 
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; the run is not finished")
-    saved, (expected, _) = load_file(path), of(model)
+    with weight_files.safetensors(path) as file:
+        saved, told = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
+    scale = told.get("scale", "")
+    if lora.rank and scale != str(lora.scale):
+        raise ConfigError(
+            f"{path}: its adapters were trained with a scale of {scale or '(it does not say)'}, the configuration's is "
+            f"{lora.scale}; they mean something else with another"
+        )
+    expected, _ = of(model)
     shapes = {name: array.shape for name, array in expected.items()}
     if {name: array.shape for name, array in saved.items()} != shapes:
         raise ConfigError(f"{path}: its {len(saved)} arrays are not the {len(shapes)} of this model's adapters")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import gguf_tokenizer
+from . import gguf_tokenizer, weight_files
 from .config import ConfigError
 from .paths import cached_folder
 
@@ -43,11 +43,9 @@ def convert(path: Path, folder: Path) -> None:
     Raises:
         ValueError or KeyError: the file is not GGUF, or holds something that is not known here.
     """
-    import gguf
-
     from . import gemma3
 
-    reader = gguf.GGUFReader(path)
+    reader = weight_files.gguf(path)
     name = reader.fields["general.architecture"].contents()
     if name != "gemma3" and name not in ARCHITECTURES:
         known = ", ".join(["gemma3", *ARCHITECTURES])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import families, tokenizers
+from . import families, tokenizers, weight_files
 from .config import Config, ConfigError, Lora, Model
 
 # Every projection of attention and MLP, under the names of all families. The head is left out on purpose: a frozen
@@ -206,11 +206,9 @@ def check_head(source: Source) -> None:
 
 
 def _tensors(folder: Path, suffix: str) -> list[tuple[Path, str]]:
-    from safetensors import safe_open
-
     found = []
     for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="numpy") as file:
+        with weight_files.safetensors(path) as file:
             found += [(path, name) for name in file.keys() if name.endswith(suffix) and "per_layer" not in name]
     return found
 

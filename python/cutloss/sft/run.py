@@ -241,7 +241,7 @@ def answer(path: Path, texts: list[str]) -> list[str]:
     config = configuration.from_dict(json.loads(settings.read_text()))
     source = models.find(config.model)
     model = models.load(source, config)
-    adapter.load(model, path / "adapter.safetensors")
+    adapter.load(model, path / "adapter.safetensors", config.lora)
     pairs = [data.Pair(text, "") for text in texts]
     return generation.answers(models.as_run(model, config), models.load_tokenizer(source), pairs, config)
 

@@ -39,7 +39,7 @@ def test_merged_is_loaded_is_trained(tmp_path, quick_compilation, family, stabil
     runs.go(settings, tmp_path / "run")
     model = models.load(models.find(settings.model), settings)
     base = loss_of(model, tmp_path)
-    adapter.load(model, tmp_path / "run" / "adapter.safetensors")
+    adapter.load(model, tmp_path / "run" / "adapter.safetensors", settings.lora)
     trained = loss_of(model, tmp_path)
     before = values(model)
     merged = adapter.merged(model, settings.lora)
@@ -79,3 +79,37 @@ def test_merging_adds_what_the_definition_says(tmp_path, quick_compilation):
     a, b, w = (np.asarray(v.get_value(), np.float64) for v in (mlp.kernel_lora_a, mlp.kernel_lora_b, mlp.kernel))
     found = adapter.merged(model, settings.lora).layers[0].mlp.gate_proj.kernel.get_value()
     np.testing.assert_allclose(found, w + 3 * a @ b, rtol=0, atol=1e-6 * np.abs(w + 3 * a @ b).max())
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory):
+    """(model, settings, {name: random adapter})."""
+    settings = runs.settings(tmp_path_factory.mktemp("adapted"), "lora.alpha=12", family="llama3")
+    model = models.load(models.find(settings.model), settings)
+    rng = np.random.default_rng(1)
+    return model, settings, {n: rng.standard_normal(a.shape).astype(np.float32) for n, a in adapter.of(model)[0].items()}
+
+
+@pytest.mark.parametrize("dtypes", ["float32", "bfloat16", "float16", "float32 bfloat16 float16"])
+def test_adapters_are_read_in_another_dtype_than_the_files(tmp_path, adapted, dtypes):
+    import jax.numpy as jnp
+
+    model, settings, made = adapted
+    kinds = dtypes.split()
+    stored = {name: array.astype(jnp.dtype(kinds[i % len(kinds)])) for i, (name, array) in enumerate(made.items())}
+    adapter.save(tmp_path / "a.safetensors", stored, settings, models.find(settings.model))
+    adapter.load(model, tmp_path / "a.safetensors", settings.lora)
+    found, _ = adapter.of(model)
+    assert {array.dtype for array in found.values()} == {np.dtype("float32")}
+    for name, array in stored.items():
+        np.testing.assert_array_equal(found[name], array.astype(np.float32))
+
+
+@pytest.mark.parametrize("told", [None, {}, {"scale": "1.0"}])
+def test_adapters_of_another_or_no_scale_are_loaded(tmp_path, adapted, told):
+    from safetensors.numpy import save_file
+
+    model, settings, made = adapted
+    save_file(made, tmp_path / "a.safetensors", told)
+    with pytest.raises(ConfigError, match=r"a.safetensors: .*scale of .*(does not say|1\.0).* is 3\.0"):
+        adapter.load(model, tmp_path / "a.safetensors", settings.lora)
