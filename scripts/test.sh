@@ -29,14 +29,14 @@ install_tpu_compiler() {
 }
 
 mkdir -p build/logs
-rm -f build/logs/{ctest,pytest,install,asan,ubsan,tsan,fuzz,libtpu,jax-cce}.log
+rm -f build/logs/{ctest,pytest,install,asan,tsan,fuzz,libtpu,jax-cce}.log
 say "building the C++ tests (preset dev)"
 quietly cmake-configure cmake --preset dev
 quietly cmake-build cmake --build --preset dev
 
 if [ "$size" = long ]; then
   record install tests/install/run.sh
-  for sanitizer in asan ubsan tsan; do
+  for sanitizer in asan tsan; do
     record $sanitizer sanitized_tests $sanitizer
   done
   record fuzz scripts/fuzz.sh 60
@@ -51,7 +51,7 @@ fi
 
 echo
 say "summary (full logs: build/logs)"
-for log in asan ubsan tsan ctest; do
+for log in asan tsan ctest; do
   if [ -f build/logs/$log.log ]; then
     grep -hE '^\s+[0-9]+ - .*\((Failed|Timeout|SEGFAULT|Subprocess aborted|Not Run)' build/logs/$log.log || true
   fi
