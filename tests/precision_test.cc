@@ -84,8 +84,10 @@ TEST_P(Precision, Bf16InputGivesAnotherLossThanItsF32Copy) {
   }
 }
 
-void check_mean_of(std::int64_t n, const std::string& target) {
+void check_mean_of(std::int64_t n, const std::string& target, bool weights = false) {
   Objective f = testing::softplus_fixture(std::vector<float>(static_cast<std::size_t>(n), 0.0f));
+  f.problem.token_weights = weights;
+  if (weights) f.token_weights.assign(static_cast<std::size_t>(n), 1.0f);
   f.problem.want_d_e = f.problem.want_d_c = false;
   const Plan plan = testing::plan_in(f.problem, Mode::loss, target).value();
   float loss = 0;
@@ -100,7 +102,9 @@ TEST_P(Precision, MeanOverManyTokensDrifts) { check_mean_of(slow() ? 1 << 18 : 1
 
 TEST_P(Precision, LongMeanOverManyTokensDrifts) {
   check_mean_of(1 << 22, GetParam());
-  if (!slow()) check_mean_of(1 << 25, GetParam());
+  if (slow()) return;
+  check_mean_of(1 << 25, GetParam());
+  check_mean_of(1 << 25, GetParam(), true);  // a plain f32 sum of the weights stops at 2^24
 }
 
 // Token losses of 9.6 add up to 196778, three times the largest f16.
@@ -237,13 +241,33 @@ TEST_P(Precision, SubnormalNumbersMakeItCrawl) {
   // Logits from 0 down to -103, where exp is the smallest subnormal.
   for (std::int64_t i = 0; i < n * d; ++i) tail.e.set(i, i % d == 0 ? 1.0f : 0.0f);
   for (std::int64_t i = 0; i < v; ++i) tail.c.set(i * d, -103.0f * static_cast<float>(i) / static_cast<float>(v));
-  for (const Mode mode : {Mode::chunk, Mode::recompute}) {
-    const Plan plan = testing::plan_in(ordinary.problem, mode, GetParam(), {}, 1).value();
+  // Worker threads have a floating-point environment of their own.
+  for (const auto& [mode, threads] :
+       {std::pair{Mode::chunk, 1}, std::pair{Mode::recompute, 1}, std::pair{Mode::recompute, 2},
+        std::pair{Mode::sparse, 1}, std::pair{Mode::stream, 1}, std::pair{Mode::loss, 1}}) {
+    for (Objective* f : {&ordinary, &tiny_e, &tiny_c, &tail}) {
+      f->problem.want_d_e = mode != Mode::loss;
+      f->problem.want_d_c = mode != Mode::loss && mode != Mode::stream;
+    }
+    const Plan plan = testing::plan_in(ordinary.problem, mode, GetParam(), {}, threads).value();
     const double base = processor_seconds(ordinary, plan);
     for (const Objective* f : {&tiny_e, &tiny_c, &tail}) {
       EXPECT_LE(processor_seconds(*f, plan), 3 * base) << name(mode) << (f == &tail ? " tail" : " inputs");
       EXPECT_EQ(testing::off(*f, plan, testing::run_planned(*f, plan)), "") << name(mode);
     }
+  }
+}
+
+// A twentieth of the work is left: it may take a quarter of the time.
+TEST_P(Precision, IgnoredTokensCostAsMuchAsOthers) {
+  Objective all = testing::fixture(1024, 2048, 32);
+  Objective few = all;
+  for (std::int64_t i = 0; i < 1024; ++i) {
+    if (i % 20 != 0) few.labels[static_cast<std::size_t>(i)] = few.problem.ignore_index;
+  }
+  for (const Mode mode : {Mode::chunk, Mode::recompute}) {
+    const Plan plan = testing::plan_in(all.problem, mode, GetParam(), {}, 1).value();
+    EXPECT_LE(processor_seconds(few, plan), 0.25 * processor_seconds(all, plan)) << name(mode);
   }
 }
 

@@ -132,6 +132,13 @@ TEST(Plan, WithoutABudgetTheWorkspaceIsBounded) {
             std::uint64_t{64} << 20);
 }
 
+// Each chunk reads and writes all of dC: with a fixed room for logits a large vocabulary must not mean tiny chunks.
+TEST(Plan, ALargeVocabularyMeansTinyChunks) {
+  for (const std::int64_t vocab : {32000, 128256, 262144}) {
+    EXPECT_GE(plan_with(problem(4096, vocab, 256, true, true), {})->chunk_tokens, 256) << vocab;
+  }
+}
+
 TEST(Plan, ChunkAskedForByNameTakesTheSmallestChunksBesideAnF32Sum) {
   const Problem p = problem(1024, 262144, 640, true, true, DType::bf16);
   const Result<Plan> plan = plan_with(p, {}, Mode::chunk);
