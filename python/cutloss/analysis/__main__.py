@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import sources, texts
+from . import sources, tables, texts
 from ._tool import AnalysisError, analyze
 
 EPILOG = """\
@@ -31,6 +31,7 @@ examples
   python -m cutloss.analysis --model gemma3-270m --text english,french,code --out build/analysis
   python -m cutloss.analysis --model smollm2-135m --text code --what shares --tile 64x256
   python -m cutloss.analysis --npy dump --no-plots
+  python -m cutloss.analysis --render docs/analysis.md      the page's tables, from docs/analysis/*.json
 """
 
 
@@ -57,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--name", help="of the files (default: of the model or folder)")
     result.add_argument("--dump", type=Path, metavar="FOLDER", help="also keep hidden.npy, table.npy, labels.npy there")
     result.add_argument("--no-plots", action="store_true", help="JSON alone")
+    result.add_argument("--render", type=Path, metavar="PAGE", help="only put the tables of PAGE's folder into it")
     return result
 
 
@@ -104,9 +106,19 @@ def result_of(arrays: sources.Arrays, tool_options: list[str]) -> dict[str, Any]
                                                progress=sys.stderr.isatty(), extra=tool_options, **words)  # fmt: skip
 
 
+def render(page: Path) -> None:
+    files = {path.stem: json.loads(path.read_text()) for path in tables.names(page.with_suffix(""))}
+    if not files:
+        raise ValueError(f"{page.with_suffix('')}: no *.json there")
+    page.write_text(tables.render(page.read_text(), files))
+
+
 def main(argv: list[str] | None = None) -> int:
     options, tool_options = parser().parse_known_args(argv)
     try:
+        if options.render:
+            render(options.render)
+            return 0
         paths = (options.npy, options.safetensors, options.gguf, options.after, Path("analysis"))
         name = options.name or options.model or next(path.stem for path in paths if path)
         results = {}

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import _pages
+
 MIB = 2**20
 HEADER = ("", "median s", "quartiles", "GFLOP/s", "of peak", "u", "extra MiB", "off: loss", "dE", "dC", "best peer /")
-BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 
 Point = dict[str, Any]
 
@@ -143,11 +144,7 @@ def render(page: str, files: dict[str, dict[str, Any]]) -> str:
     Raises:
         ValueError: the page has no place for tables.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page needs a line {BEGIN} and a line {END}")
-    return f"{before}{BEGIN}\n\n{markdown(files)}\n\n{END}{after}"
+    return _pages.put(page, "tables", markdown(files))
 
 
 def plot(data: dict[str, Any], folder: Path) -> list[Path]:

@@ -307,7 +307,7 @@ def test_the_page_is_made_from_the_kept_results(tmp_path):
 def test_render_replaces_only_the_tables(tmp_path):
     page = tmp_path / "docs" / "page.md"
     (page.parent / "bench").mkdir(parents=True)
-    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    page.write_text("before\n<!-- tables: begin -->\nold\n<!-- tables: end -->\nafter\n")
     store.Store(page.parent / "bench" / "cpu.json", MACHINE).add(point("cutloss", ours=True))
     assert bench.main(["--render", str(page)]) == 0
     text = page.read_text()
