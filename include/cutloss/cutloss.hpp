@@ -113,9 +113,9 @@ struct Strides {
   std::int64_t axis1 = 0;
 };
 
-// What else is wanted of each row, out of the same pass. Ignored rows have 0 (ids, rank: -1). A row of soft targets that
-// is all padding has no target: nll 0, rank -1, never correct, even where z_loss or lse_cotangent has it looked at.
-// Where the lse is NaN nothing has an order: ids and rank are -1, nothing is correct.
+// What else is wanted of each row, out of the same pass. Ignored rows have 0 (ids, rank: -1). A row of soft targets
+// that is all padding has no target: nll 0, rank -1, never correct, even where z_loss or lse_cotangent has it looked
+// at. Where the lse is NaN nothing has an order: ids and rank are -1, nothing is correct.
 struct Metrics {
   bool entropy = false;      // -sum_v p_v log p_v
   bool argmax = false;       // id of the largest logit (the lowest of equals), and whether it is the label
@@ -165,7 +165,7 @@ struct Problem {
   std::optional<DType> d_e_dtype;  // default: e_dtype
   std::optional<DType> d_c_dtype;  // default: c_dtype
   // Add to what the output holds, rounding once; but in mode chunk, dC and dbias in f32 once a chunk unless
-  // compensated.
+  // compensated, and in mode sparse once more for the rows that are done exactly after all.
   bool accumulate_d_e = false;
   bool accumulate_d_c = false;
   bool accumulate_d_bias = false;

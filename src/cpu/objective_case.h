@@ -148,6 +148,7 @@ struct Results {
   std::vector<std::int64_t> argmax, rank, top_ids;
   std::vector<std::uint8_t> correct;
   std::int64_t valid_count = -7;
+  FilterReport report;
   Status status;
 
   explicit Results(const Problem& p) {
@@ -186,6 +187,7 @@ struct Results {
     out.correct = correct.empty() ? nullptr : correct.data();
     out.rank = rank.empty() ? nullptr : rank.data();
     out.top_k_ids = top_ids.empty() ? nullptr : top_ids.data();
+    out.filter_report = &report;
     return out;
   }
 
@@ -202,18 +204,15 @@ class Difference {
  public:
   Difference(const Problem& p, const Results& got, const reference::Reference& want) : p_(p), got_(got), want_(want) {}
 
-  // gradients: also those, which a filter leaves inexact.
-  std::string find(bool gradients = true) {
+  std::string find() {
     const bool none = p_.reduction == Reduction::none;
     floats("loss", got_.loss, none ? want_.row_loss : std::vector{want_.loss},
            none ? want_.row_loss_bound : std::vector{want_.loss_bound});
     floats("nll", got_.nll, want_.nll, want_.nll_bound);
     floats("lse", got_.lse, want_.lse, want_.lse_bound);
-    if (gradients) {
-      floats("d_e", got_.d_e, want_.d_e, want_.d_e_bound);
-      floats("d_c", got_.d_c, want_.d_c, want_.d_c_bound);
-      floats("d_bias", got_.d_bias, want_.d_bias, want_.d_bias_bound);
-    }
+    floats("d_e", got_.d_e, want_.d_e, want_.d_e_bound);
+    floats("d_c", got_.d_c, want_.d_c, want_.d_c_bound);
+    floats("d_bias", got_.d_bias, want_.d_bias, want_.d_bias_bound);
     floats("entropy", got_.entropy, want_.entropy, want_.entropy_bound);
     floats("mean_logits", got_.mean_logits, want_.mean_logits, want_.mean_logits_bound);
     if (got_.valid_count != want_.valid_count)

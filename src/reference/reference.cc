@@ -12,8 +12,12 @@
 //     dz_err_v = mag_v (relative + slope_err + 8 u) + dA p_v j_v + flushed,   dA = |2 g z_loss| (error of lse)
 //     (what is below 2^-126 may be flushed: a weight, a factor, a product, each times at most max(|factors|, 1))
 //   a gradient, a sum of dz times an element x:  sum |x| (dz_err + (additions + 8) u mag), and one rounding to its
-//   dtype entropy = (lse - max) + sum_v p_v (max - z_v), all terms >= 0:  relative (1 + both) + u |entropy| a mean of
-//   logits over rows: the mean of z_err, (additions + 8) u the mean of |z|, one rounding
+//   dtype
+//   under a filter each entry of the softmax is off by epsilon at most (certified: left out below epsilon, or its
+//     block's mean of such; unbiased: 0 or epsilon in place of less; tile: a |dz| below epsilon |g| in all), which adds
+//     |A| epsilon (1 + relative) to dz_err, for a tile |g| epsilon. Rows that are redone are added to a rounded dC
+//   entropy = (lse - max) + sum_v p_v (max - z_v), all terms >= 0:  relative (1 + both) + u |entropy|
+//   a mean of logits over rows: the mean of z_err, (additions + 8) u the mean of |z|, one rounding
 #include "src/reference/reference.h"
 
 #include <algorithm>
@@ -255,7 +259,7 @@ struct Gradient {
 
 // g: upstream gradient of the row's loss, token weight inside; h: of its lse.
 Gradient gradient_of(const Problem& p, const Data& data, const Row& row, const Softmax& s, const RowLoss& loss,
-                     double g, double h) {
+                     double g, double h, double epsilon) {
   const auto V = static_cast<std::size_t>(data.V);
   Gradient out{std::vector<double>(V), std::vector<double>(V), std::vector<double>(V)};
   if (row.label == kBadLabel) {
@@ -266,6 +270,8 @@ Gradient gradient_of(const Problem& p, const Data& data, const Row& row, const S
   const double label_factor = g * loss.label_weight;
   const double rest_factor = g * loss.rest_slope + h;
   const double smooth = p.soft_targets > 0 ? 0 : g * p.label_smoothing / static_cast<double>(data.V);
+  const double softmax_factor = std::abs(label_factor + rest_factor) + std::abs(g) * loss.rest_slope_err;
+  const double filtered = epsilon * (p.filter == Filter::tile ? std::abs(g) : softmax_factor) * (1 + s.relative);
   for (std::size_t v = 0; v < V; ++v) {
     const bool is_label = static_cast<std::int64_t>(v) == row.label;
     const double rest = is_label ? rest_of(s, row.label) : 0;
@@ -285,7 +291,7 @@ Gradient gradient_of(const Problem& p, const Data& data, const Row& row, const S
   for (std::size_t v = 0; v < V; ++v) {
     out.dz[v] *= s.slope[v];
     out.mag[v] *= s.slope[v];
-    out.err[v] = out.err[v] * s.slope[v] + out.mag[v] * (s.relative + s.slope_err + 8 * u) + flushed;
+    out.err[v] = out.err[v] * s.slope[v] + out.mag[v] * (s.relative + s.slope_err + 8 * u) + flushed + filtered;
   }
   return out;
 }
@@ -300,23 +306,27 @@ double scale_of(const Problem& p, const Inputs& in, const std::vector<Row>& rows
   return denominator == 0 ? 0 : 1 / denominator;
 }
 
-// What is in the buffer already, and the rounding to its dtype.
-void store(DType dtype, const void* before, std::size_t at, double flushes, double& value, double& bound) {
+// The rounding of numbers up to `magnitude` to a dtype.
+double rounding(DType dtype, double magnitude) {
+  if (dtype == DType::f32) return u * magnitude;
+  if (dtype == DType::bf16) return 0x1p-8 * magnitude;
+  // From 65520 on the nearest f16 is infinity.
+  return magnitude < 65504 ? 0x1p-11 * magnitude + 0x1p-25 : kInfinity;
+}
+
+// What is in the buffer already, and the rounding to its dtype. between: the magnitude of what is rounded in between.
+void store(DType dtype, const void* before, std::size_t at, double flushes, double between, double& value,
+           double& bound) {
   bound += kTiny * flushes;
+  const double old = before == nullptr ? 0 : element(before, dtype, static_cast<std::int64_t>(at));
+  if (between > 0) bound += rounding(dtype, between + std::abs(old));
   if (before != nullptr) {
-    const double old = element(before, dtype, static_cast<std::int64_t>(at));
     bound += u * std::abs(value);
     value += old;
     bound += u * std::abs(value);
   }
-  if (dtype == DType::f32) bound += u * std::abs(value);
-  if (dtype == DType::bf16) bound += 0x1p-8 * (std::abs(value) + bound);
-  if (dtype != DType::f16) return;
-  bound += 0x1p-11 * (std::abs(value) + bound) + 0x1p-25;
-  // From 65520 on the nearest f16 is infinity.
-  if (std::abs(value) + bound < 65504) return;
-  if (std::abs(value) - bound >= 65536) value = std::copysign(kInfinity, value);
-  bound = kInfinity;
+  if (dtype == DType::f16 && std::abs(value) - bound >= 65536) value = std::copysign(kInfinity, value);
+  bound += rounding(dtype, std::abs(value) + bound);
 }
 
 class Oracle {
@@ -331,9 +341,11 @@ class Oracle {
                           &r_.entropy_bound, &r_.logit_error}) {
       of_rows->assign(N, 0.0);
     }
-    for (auto* of_ids : {&r_.d_bias, &r_.d_bias_bound, &r_.mean_logits, &r_.mean_logits_bound}) of_ids->assign(V, 0.0);
+    for (auto* of_ids : {&r_.d_bias, &r_.d_bias_bound, &r_.mean_logits, &r_.mean_logits_bound, &d_bias_between_}) {
+      of_ids->assign(V, 0.0);
+    }
     for (auto* matrix : {&r_.d_e, &r_.d_e_bound}) matrix->assign(N * D, 0.0);
-    for (auto* matrix : {&r_.d_c, &r_.d_c_bound}) matrix->assign(V * D, 0.0);
+    for (auto* matrix : {&r_.d_c, &r_.d_c_bound, &d_c_between_}) matrix->assign(V * D, 0.0);
     r_.logits.assign(N * V, 0.0);
     r_.label.assign(N, -1);
     r_.counts.assign(N, 0);
@@ -369,7 +381,8 @@ class Oracle {
     add_metrics(i, s);
     const double cotangent = in_.cotangent == nullptr ? 1 : in_.cotangent[p_.reduction == Reduction::none ? i : 0];
     const double h = p_.lse_cotangent ? in_.lse_cotangent[i] : 0;
-    add_gradient(i, e, gradient_of(p_, data_, rows_[i], s, loss, cotangent * rows_[i].weight * scale_, h));
+    const double g = cotangent * rows_[i].weight * scale_;
+    add_gradient(i, e, gradient_of(p_, data_, rows_[i], s, loss, g, h, options_.epsilon));
   }
 
   void add_metrics(std::size_t i, const Softmax& s) {
@@ -395,12 +408,15 @@ class Oracle {
       const double err = g.err[v] + (options_.additions + 8) * u * g.mag[v];
       r_.d_bias[v] += g.dz[v];
       r_.d_bias_bound[v] += err;
+      const double between = options_.rounds_twice ? g.mag[v] + err : 0;
+      d_bias_between_[v] += between;
       for (std::size_t d = 0; d < D; ++d) {
         const std::size_t at = v * static_cast<std::size_t>(ds.v) + d * static_cast<std::size_t>(ds.d);
         r_.d_e[i * D + d] += p_.logit_scale * g.dz[v] * data_.c[v * D + d];
         r_.d_e_bound[i * D + d] += std::abs(p_.logit_scale * data_.c[v * D + d]) * err;
         r_.d_c[at] += g.dz[v] * e[d];
         r_.d_c_bound[at] += std::abs(e[d]) * err;
+        d_c_between_[at] += std::abs(e[d]) * between;
       }
     }
   }
@@ -416,13 +432,14 @@ class Oracle {
     const void* const c_before = p_.accumulate_d_c ? options_.d_c_before : nullptr;
     const void* const bias_before = p_.accumulate_d_bias ? options_.d_bias_before : nullptr;
     for (std::size_t k = 0; k < r_.d_e.size(); ++k) {
-      store(d_e_dtype(p_), e_before, k, v + 8, r_.d_e[k], r_.d_e_bound[k]);
+      store(d_e_dtype(p_), e_before, k, v + 8, 0, r_.d_e[k], r_.d_e_bound[k]);
     }
     for (std::size_t k = 0; k < r_.d_c.size(); ++k) {
-      store(d_c_dtype(p_), c_before, k, n + 8, r_.d_c[k], r_.d_c_bound[k]);
+      store(d_c_dtype(p_), c_before, k, n + 8, d_c_between_[k], r_.d_c[k], r_.d_c_bound[k]);
     }
     for (std::size_t k = 0; k < r_.d_bias.size(); ++k) {
-      store(p_.bias_dtype.value_or(DType::f32), bias_before, k, n + 8, r_.d_bias[k], r_.d_bias_bound[k]);
+      store(p_.bias_dtype.value_or(DType::f32), bias_before, k, n + 8, d_bias_between_[k], r_.d_bias[k],
+            r_.d_bias_bound[k]);
     }
   }
 
@@ -432,6 +449,7 @@ class Oracle {
   std::vector<Row> rows_;
   Data data_{};
   double scale_ = 1;
+  std::vector<double> d_c_between_, d_bias_between_;  // like d_c and d_bias: magnitudes of parts of them
   Reference r_;
 };
 

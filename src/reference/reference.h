@@ -1,5 +1,6 @@
 // The oracle: the objective of cutloss.hpp, its metrics and its gradients in plain float64, unfused, with the N x V
-// logits stored. Every mode, kernel, dtype and front end is checked against it. Filters are not part of it.
+// logits stored. Every mode, kernel, dtype and front end is checked against it. Values are those without a filter; what
+// one may leave out only widens the gradients' bounds.
 #ifndef CUTLOSS_SRC_REFERENCE_REFERENCE_H_
 #define CUTLOSS_SRC_REFERENCE_REFERENCE_H_
 
@@ -18,6 +19,10 @@ struct Options {
   const void* d_e_before = nullptr;
   const void* d_c_before = nullptr;
   const void* d_bias_before = nullptr;
+  // Plan::epsilon, and whether a row may be redone: dC and dbias are then rounded to their dtypes once more, in
+  // between.
+  double epsilon = 0;
+  bool rounds_twice = false;
 };
 
 // Values, and for each the largest |f32 result - value| that rounding can explain (derivation in reference.cc).
