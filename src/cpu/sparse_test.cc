@@ -157,6 +157,32 @@ TEST_P(EveryTargetSparse, FlatRowsFallBackToTheExactMode) {
   }
 }
 
+// A softmax that is no number drops nothing: every dz of its row is NaN.
+TEST_P(EveryTargetSparse, ARowThatIsNaNLeavesIdsOfTheHeadFinite) {
+  for (const Filter filter : {Filter::certified, Filter::unbiased, Filter::tile}) {
+    for (const bool bad_label : {false, true}) {
+      Case test = Case::random(6, 300, 8, 4, 300.0f);
+      test.problem.want_d_e = test.problem.want_d_c = true;
+      test.problem.bad_labels = BadLabels::nan;
+      test.problem.filter = filter;
+      test.problem.epsilon = 1e-3f;
+      if (bad_label) {
+        test.labels[2] = 300;
+      } else {
+        for (std::size_t k = 16; k < 24; ++k) test.e.set(k, NAN);
+      }
+      const Answer got = run(test, plan(test.problem)).answer;
+      EXPECT_TRUE(std::isnan(got.loss[0]));
+      for (std::size_t i = 0; i < got.d_c.size(); ++i) {
+        ASSERT_TRUE(std::isnan(got.d_c.get(i))) << name(filter) << " d_c[" << i << "], label " << bad_label;
+      }
+      for (std::size_t i = 0; i < got.d_e.size(); ++i) {
+        ASSERT_EQ(std::isnan(got.d_e.get(i)), i / 8 == 2) << name(filter) << " d_e[" << i << "], label " << bad_label;
+      }
+    }
+  }
+}
+
 // Against their own running sum alone the entries of the first tiles would all be kept.
 TEST_P(EveryTargetSparse, FirstTilesAreMeasuredAgainstALabelOfTheLast) {
   const std::int64_t v = 4000, d = 64;

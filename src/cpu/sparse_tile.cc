@@ -254,7 +254,8 @@ bool certify(const Context& context, std::int64_t table_row, const FilteredRow& 
   w.rows.below[table_row] = row.below;
   w.rows.kept[table_row] = row.kept;
   w.rows.bound[table_row] = std::abs(p.logit_scale * softmax_factor) * share * w.radius[w.geometry.tail_blocks];
-  const bool exact = row.flat || (p.tolerance && share > *p.tolerance);
+  // A factor that is no number goes into every entry, also those that would be dropped.
+  const bool exact = row.flat || !std::isfinite(softmax_factor) || (p.tolerance && share > *p.tolerance);
   w.rows.redo[table_row] = exact ? 1 : 0;
   return !exact;
 }
