@@ -40,6 +40,40 @@ TEST_P(Precision, HeadGradientIsRoundedAfterEachChunk) {
   }
 }
 
+// Chunks that add 2^24, then 0.5 each, then -2^24: in f32 the halves are lost one by one, whatever dC is written in.
+TEST_P(Precision, CompensatedSumsOverChunksDrift) {
+  Objective f = testing::softplus_fixture(std::vector<float>(8192, 1.0f));
+  f.c.set(1, 0);
+  testing::add_bias(f);
+  f.bias.set(0, 0), f.bias.set(1, 0);
+  Problem& p = f.problem;
+  p.reduction = Reduction::sum;
+  p.token_weights = true;
+  const std::int64_t chunk = testing::plans_by_budget(p, Mode::chunk, GetParam()).front().chunk_tokens;
+  const std::int64_t chunks = p.tokens / chunk;
+  ASSERT_GE(chunks, 256);
+  // A row adds half its weight, exactly.
+  const float small = 1.0f / static_cast<float>(chunk), large = 0x1p25f * small;
+  f.token_weights.assign(static_cast<std::size_t>(p.tokens), small);
+  std::fill_n(f.token_weights.begin(), chunk, large);
+  std::fill_n(f.token_weights.end() - chunk, chunk, -large);
+  const float want = 0.5f * static_cast<float>(chunks - 2);
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const bool compensated : {false, true}) {
+      p.compensated = compensated;
+      p.d_c_dtype = p.bias_dtype = dtype;
+      f.bias = testing::Buffer(dtype, 2);
+      const Plan plan = testing::plans_by_budget(p, Mode::chunk, GetParam()).front();
+      ASSERT_EQ(plan.chunk_tokens, chunk);
+      const Results got = testing::run_planned(f, plan);
+      ASSERT_TRUE(got.status.ok()) << got.status.message();
+      for (const testing::Buffer* sum : {&got.d_c, &got.d_bias}) {
+        EXPECT_EQ(sum->get(1), compensated ? testing::Buffer(dtype, 1, want).get(0) : 0.0f) << name(dtype) << (compensated ? " compensated" : " plain");
+      }
+    }
+  }
+}
+
 // Id by id in bf16, 4095 parts of 1/4096 add up to 0.0625.
 TEST_P(Precision, HiddenGradientIsRoundedAfterEachTile) {
   for (const std::int64_t v : {4096, 262144}) {
