@@ -18,11 +18,13 @@ struct Place {
   std::function<void(void*)> set;
   std::int64_t count;
   std::size_t item;
+  std::int64_t before = 0;  // of the elements, so many lie before the pointer
 };
 
 template <typename T>
-Place place(const char* name, T*& pointer, std::int64_t count, std::size_t item) {
-  return {name, [&pointer] { return pointer; }, [&pointer](void* to) { pointer = static_cast<T*>(to); }, count, item};
+Place place(const char* name, T*& pointer, std::int64_t count, std::size_t item, std::int64_t before = 0) {
+  return {name,  [&pointer] { return pointer; }, [&pointer](void* to) { pointer = static_cast<T*>(to); }, count, item,
+          before};
 }
 
 // But for e and c, whose extent their strides decide.
@@ -30,7 +32,7 @@ inline std::vector<Place> places_of(const Problem& p, Inputs& in) {
   const std::int64_t per_loss = p.reduction == Reduction::none ? p.tokens : 1;
   const std::size_t id = size_of(p.label_dtype);
   const std::int64_t labels = p.tokens == 0 ? 0 : (p.tokens - 1) * std::abs(p.label_stride) + 1;
-  return {place("labels", in.labels, labels, id),
+  return {place("labels", in.labels, labels, id, p.label_stride < 0 ? labels - 1 : 0),
           place("cotangent", in.cotangent, per_loss, 4),
           place("bias", in.bias, p.vocab, p.bias_dtype ? size_of(*p.bias_dtype) : 4),
           place("token_weights", in.token_weights, p.tokens, 4),
@@ -56,7 +58,8 @@ inline std::vector<Place> places_of(const Problem& p, Outputs& out) {
           place("rank", out.rank, n, 8),
           place("top_k_ids", out.top_k_ids, n * k, 8),
           place("top_k_logprobs", out.top_k_logprobs, n * k, 4),
-          place("mean_logits", out.mean_logits, p.vocab, 4)};
+          place("mean_logits", out.mean_logits, p.vocab, 4),
+          place("filter_report", out.filter_report, sizeof(FilterReport) / 8, 8)};
 }
 
 // How a matrix may be laid out: strides in elements, by its extents.

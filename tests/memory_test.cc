@@ -22,9 +22,10 @@ Results run_guarded(Objective& f, const Plan& plan, ArrangedMatrix& e, ArrangedM
     if (at.get() == nullptr) continue;
     const std::size_t bytes = static_cast<std::size_t>(at.count) * at.item;
     memory.emplace_back(bytes, against);
-    if (bytes > 0) std::memcpy(memory.back().data(), at.get(), bytes);
+    const std::size_t before = static_cast<std::size_t>(at.before) * at.item;
+    if (bytes > 0) std::memcpy(memory.back().data(), static_cast<const std::byte*>(at.get()) - before, bytes);
     memory.back().freeze();
-    at.set(memory.back().data());
+    at.set(memory.back().data() + before);
   }
   in.e = e.data();
   in.c = c.data();
@@ -137,7 +138,19 @@ TEST_P(Memory, TailsAreReadOrWrittenPastTheEnd) {
   }
 }
 
-// What the objective adds: bias, weights, soft targets, orders, metrics, accumulation.
+// The labels again, in the problem's stride; what lies between is none.
+void spread_labels(Objective& f) {
+  const std::vector<std::int64_t> labels = f.labels;
+  const std::int64_t stride = f.problem.label_stride, n = f.problem.tokens;
+  f.label_first = stride < 0 ? (n - 1) * -stride : 0;
+  f.labels.assign(static_cast<std::size_t>((n - 1) * std::abs(stride)) + 1, -7);
+  for (std::int64_t i = 0; i < n; ++i) {
+    f.labels[static_cast<std::size_t>(f.label_first + i * stride)] = labels[static_cast<std::size_t>(i)];
+  }
+  f.labels32.assign(f.labels.begin(), f.labels.end());
+}
+
+// What the objective adds: bias, weights, soft targets, orders, metrics, accumulation, strides of labels, dtypes.
 Objective everything(unsigned seed, std::int64_t n, std::int64_t v, std::int64_t d) {
   std::mt19937 random(seed);
   Objective f;
@@ -163,8 +176,30 @@ Objective everything(unsigned seed, std::int64_t n, std::int64_t v, std::int64_t
   p.metrics = {true, true, true, 1 + seed % 6, true};
   p.want_d_e = p.want_d_c = p.want_d_bias = true;
   p.accumulate_d_e = p.accumulate_d_c = p.accumulate_d_bias = seed % 2 == 1;
+  if (seed % 4 > 1) p.d_e_dtype = all[seed / 2 % 3];
+  if (seed % 6 > 2) p.d_c_dtype = all[seed / 5 % 3];
+  p.label_stride = std::vector<std::int64_t>{1, 2, -1, -3, 0}[seed / 2 % 5];
   f.fill(random, 3.0f);
+  spread_labels(f);
   return f;
+}
+
+// The modes, each with the gradients that it is for, and the filters; a filter drops what a real one would in every
+// other case, else nothing that f32 has.
+std::vector<Problem> ways_of(const Problem& all, unsigned seed) {
+  Problem frozen = all;
+  frozen.want_d_c = frozen.want_d_bias = frozen.accumulate_d_c = frozen.accumulate_d_bias = false;
+  Problem loss = frozen;
+  loss.want_d_e = loss.accumulate_d_e = false;
+  std::vector<Problem> ways = {all, frozen, loss};
+  for (const Filter filter : {Filter::certified, Filter::unbiased, Filter::tile}) {
+    Problem p = seed % 3 == 0 ? frozen : all;
+    p.filter = filter;
+    p.epsilon = seed % 2 == 0 ? 1e-2f : 0x1p-126f;
+    if (filter != Filter::tile && p.softcap) p.label_smoothing = 0;
+    ways.push_back(p);
+  }
+  return ways;
 }
 
 TEST_P(Memory, OptionalInputsAndMetricsAreReadOrWrittenPastTheEnd) {
@@ -174,17 +209,24 @@ TEST_P(Memory, OptionalInputsAndMetricsAreReadOrWrittenPastTheEnd) {
       ++seed;
       Objective f = everything(seed, n, v, 1 + seed % 18);
       const Against against = seed % 2 == 0 ? Against::end : Against::begin;
-      for (const Mode mode : {Mode::chunk, Mode::recompute}) {
-        Plan plan = testing::plan_in(f.problem, mode, GetParam()).value();
-        ArrangedMatrix e(f.e.data(), n, f.problem.hidden, size_of(f.problem.e_dtype), {f.problem.hidden, 1}, against);
-        ArrangedMatrix c(f.c.data(), 1, v * f.problem.hidden, size_of(f.problem.c_dtype), {0, 1}, against);
-        const Results got = run_guarded(f, plan, e, c, against);
-        ASSERT_TRUE(got.status.ok()) << "seed " << seed << ": " << got.status.message();
-        Results before(f.problem);
-        const auto want = reference::linear_cross_entropy(
-            f.problem, f.inputs(),
-            {testing::additions_of(plan), before.d_e.or_null(), before.d_c.or_null(), before.d_bias.or_null()});
-        EXPECT_EQ(testing::Difference(f.problem, got, want).find(), "") << "seed " << seed << ", " << name(mode);
+      for (const Problem& way : ways_of(f.problem, seed)) {
+        f.problem = way;
+        const bool head = wants_head(way) && way.filter == Filter::none;
+        for (const Mode mode : head ? std::vector{Mode::chunk, Mode::recompute} : std::vector{Mode::automatic}) {
+          Plan plan = testing::plan_in(f.problem, mode, GetParam()).value();
+          ArrangedMatrix e(f.e.data(), n, f.problem.hidden, size_of(f.problem.e_dtype), {f.problem.hidden, 1}, against);
+          ArrangedMatrix c(f.c.data(), 1, v * f.problem.hidden, size_of(f.problem.c_dtype), {0, 1}, against);
+          const Results got = run_guarded(f, plan, e, c, against);
+          ASSERT_TRUE(got.status.ok()) << "seed " << seed << ": " << got.status.message();
+          Results before(f.problem);
+          reference::Options options{testing::additions_of(plan), before.d_e.or_null(), before.d_c.or_null(),
+                                     before.d_bias.or_null()};
+          options.epsilon = plan.epsilon;
+          options.rounds_twice = got.report.rows_redone > 0;
+          const auto want = reference::linear_cross_entropy(f.problem, f.inputs(), options);
+          EXPECT_EQ(testing::Difference(f.problem, got, want).find(), "")
+              << "seed " << seed << ", " << name(plan.mode) << ", filter " << name(way.filter);
+        }
       }
     }
   }
