@@ -34,7 +34,8 @@ namespace {
 
 // A problem with its plan, and the bits of its answer.
 struct Call {
-  Call(Mode mode, Filter filter, unsigned seed) {
+  // other_terms: a bias, softcap, soft targets and compensated sums in place of smoothing.
+  Call(Mode mode, Filter filter, unsigned seed, bool other_terms = false) {
     testing::Draw draw(seed);
     testing::Objective& o = test.objective;
     Problem& p = o.problem;
@@ -48,8 +49,16 @@ struct Call {
     if (filter == Filter::tile) p.epsilon = 1e-3f;
     if (filter == Filter::certified || filter == Filter::unbiased) p.tolerance = 1e-2f;
     if (filter == Filter::none) p.label_smoothing = 0.1f;
-    p.want_d_e = true;
-    p.want_d_c = mode != Mode::stream;
+    p.want_d_e = mode != Mode::loss;
+    p.want_d_c = mode != Mode::loss && mode != Mode::stream;
+    if (other_terms) {
+      p.label_smoothing = 0;
+      p.soft_targets = 3;
+      p.softcap = 5.0f;
+      p.bias_dtype = DType::f32;
+      p.want_d_bias = p.want_d_c;
+      p.compensated = true;
+    }
     p.metrics = {true, true, true, 4, true};
     p.token_weights = true;
     testing::internal::draw_targets(draw, o);
@@ -57,8 +66,10 @@ struct Call {
     Limits limits;
     limits.mode = mode;
     limits.threads = 3;
-    limits.budget_bytes = mode == Mode::chunk ? std::optional<std::uint64_t>(600000) : std::nullopt;  // several chunks
-    plan = make_plan(p, limits, testing::machine_for(available_targets().front(), 3)).value();
+    Machine machine = testing::machine_for(available_targets().front(), 3);
+    machine.tuning = {{machine.target, Mode::chunk, p.hidden, p.c_dtype, p.head_layout, {32, 32, 32, 32, 32}}};
+    plan = make_plan(p, limits, machine).value();
+    EXPECT_TRUE(mode != Mode::chunk || plan.chunk_tokens < p.tokens) << "one chunk: nothing is summed over chunks";
     want = bits();
   }
 
@@ -67,8 +78,8 @@ struct Call {
     const Status status = run(plan, test.objective.inputs(), results.outputs(), executor);
     if (!status.ok()) return status.message();
     std::string all;
-    for (testing::Buffer* b : {&results.loss, &results.nll, &results.lse, &results.d_e, &results.d_c, &results.entropy,
-                               &results.mean_logits, &results.top_logprobs}) {
+    for (testing::Buffer* b : {&results.loss, &results.nll, &results.lse, &results.d_e, &results.d_c, &results.d_bias,
+                               &results.entropy, &results.mean_logits, &results.top_logprobs}) {
       all.append(static_cast<const char*>(b->at(0)), static_cast<const char*>(b->at(b->size())));
     }
     all.append(reinterpret_cast<const char*>(results.rank.data()), results.rank.size() * 8);
@@ -88,6 +99,13 @@ std::vector<Call> calls() {
   all.emplace_back(Mode::automatic, Filter::certified, 4);
   all.emplace_back(Mode::automatic, Filter::unbiased, 5);
   all.emplace_back(Mode::automatic, Filter::tile, 6);
+  all.emplace_back(Mode::loss, Filter::none, 7);
+  for (const Mode mode : {Mode::loss, Mode::stream, Mode::chunk, Mode::recompute}) {
+    all.emplace_back(mode, Filter::none, 8, true);
+  }
+  for (const Filter filter : {Filter::certified, Filter::unbiased, Filter::tile}) {
+    all.emplace_back(Mode::automatic, filter, 9, true);
+  }
   return all;
 }
 
