@@ -90,15 +90,15 @@ Outcome with_failures(std::int64_t from, std::int64_t until, const std::function
   return outcome;
 }
 
-// Fails allocation k alone, and k with all that follow, for every k (of thousands, every 7th or so). call() makes one
-// call of the library; check(ok) looks at what it left, ok: whether it did its work. Returns the number of allocations.
+// Fails allocation k alone, and k with all that follow, for every k. call() makes one call of the library; check(ok)
+// looks at what it left, ok: whether it did its work. Returns the number of allocations.
 std::int64_t fail_each(
     const std::function<Outcome()>& call, const std::function<void(bool)>& check = [](bool) {}) {
   EXPECT_NE(with_failures(-1, -1, call), Outcome::wrong);
   const std::int64_t allocations = count;
   check(true);
   std::int64_t refused = 0;
-  for (std::int64_t k = 0; k < allocations; k += 1 + k / 300 * 6) {
+  for (std::int64_t k = 0; k < allocations; ++k) {
     for (const std::int64_t until : {k + 1, std::int64_t{1} << 60}) {
       const std::int64_t before = live;
       const Outcome outcome = with_failures(k, until, call);
@@ -124,30 +124,44 @@ Machine machine() {
   return m;
 }
 
-// A small problem with everything in it that takes another path.
+enum class Kind { smoothed, certified, unbiased, tile };
+constexpr Kind kKinds[] = {Kind::smoothed, Kind::certified, Kind::unbiased, Kind::tile};
+
+// Small problems with everything in them that takes another path.
 struct Small {
   Problem problem;
-  std::vector<float> e, c;
-  std::vector<std::int64_t> labels, order;
+  std::vector<float> e, c, bias, probabilities;
+  std::vector<std::int64_t> labels, ids, order;
 
-  explicit Small(bool filtered = false) : e(60 * 5), c(90 * 5), labels(60), order(90) {
+  explicit Small(Kind kind = Kind::smoothed)
+      : e(60 * 5), c(90 * 5), bias(90), probabilities(60 * 2, 0.5f), labels(60), ids(60 * 2), order(90) {
     problem.tokens = 60;
     problem.vocab = 90;
     problem.hidden = 5;
     problem.want_d_e = problem.want_d_c = true;
     problem.metrics = {true, true, true, 3, true};
-    if (filtered) {
-      problem.filter = Filter::certified;
-      problem.tolerance = 1e-3f;
-    } else {
-      problem.label_smoothing = 0.1f;
-      problem.softcap = 5.0f;
+    if (kind == Kind::smoothed) problem.label_smoothing = 0.1f;
+    if (kind == Kind::smoothed || kind == Kind::unbiased) problem.softcap = 5.0f;
+    if (kind == Kind::certified) problem.filter = Filter::certified, problem.tolerance = 1e-3f;
+    if (kind == Kind::unbiased) problem.filter = Filter::unbiased, problem.epsilon = 1e-3f, problem.soft_targets = 2;
+    if (kind == Kind::tile) problem.filter = Filter::tile, problem.epsilon = 1e-3f;
+    if (kind == Kind::unbiased || kind == Kind::tile) {
+      problem.bias_dtype = DType::f32;
+      problem.want_d_bias = problem.vocab_order = true;
     }
     for (std::size_t i = 0; i < e.size(); ++i) e[i] = static_cast<float>(i * 7 % 13) / 6 - 1;
     for (std::size_t i = 0; i < c.size(); ++i) c[i] = static_cast<float>(i * 5 % 17) / 4 - 2;
     for (std::size_t i = 0; i < labels.size(); ++i) labels[i] = static_cast<std::int64_t>(i * 11 % 90);
+    for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int64_t>(i * 13 % 90);
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int64_t>(i * 7 % 90);
   }
-  Inputs inputs() const { return {e.data(), c.data(), labels.data()}; }
+  Inputs inputs() const {
+    Inputs in{e.data(), c.data(), problem.soft_targets > 0 ? nullptr : labels.data()};
+    if (problem.bias_dtype) in.bias = bias.data();
+    if (problem.vocab_order) in.vocab_order = order.data();
+    if (problem.soft_targets > 0) in.soft_ids = ids.data(), in.soft_probabilities = probabilities.data();
+    return in;
+  }
 };
 
 // Outputs that can be told from what they were.
@@ -155,14 +169,16 @@ struct Written {
   explicit Written(const Small& small)
       : rows(60 * 6, kUntouched),
         d_e(small.e.size(), kUntouched),
-        d_c(small.c.size() + 90, kUntouched),
-        ids(60 * 5, -9) {}
+        d_c(small.c.size() + 180, kUntouched),
+        ids(60 * 5, -9),
+        wants_d_bias(small.problem.want_d_bias) {}
 
   Outputs outputs() {
     Outputs out{&rows[0], &rows[60], &rows[120], d_e.data(), d_c.data(), &valid};
     out.entropy = &rows[180];
     out.top_k_logprobs = logprobs;
     out.mean_logits = &d_c[450];
+    if (wants_d_bias) out.d_bias = &d_c[540];
     out.argmax = ids.data();
     out.rank = &ids[60];
     out.top_k_ids = &ids[120];
@@ -180,6 +196,7 @@ struct Written {
   static constexpr float kUntouched = 77.5f;
   std::vector<float> rows, d_e, d_c;
   std::vector<std::int64_t> ids;
+  bool wants_d_bias;
   float logprobs[180] = {};
   std::int64_t valid = -5;
 };
@@ -200,8 +217,8 @@ TEST(Allocation, DetectOrValidateThrowsOrIgnoresIt) {
 }
 
 TEST(Allocation, MakePlanThrowsOrPlansWithHalfOfWhatItKnows) {
-  for (const bool filtered : {false, true}) {
-    const Small small(filtered);
+  for (const Kind kind : kKinds) {
+    const Small small(kind);
     const Machine m = machine();
     for (const std::uint64_t budget : {std::uint64_t{0}, std::uint64_t{1} << 20, std::uint64_t{100}}) {
       Limits limits;
@@ -235,8 +252,8 @@ TEST(Allocation, MaxTokensTakesAFailureForALimit) {
 }
 
 TEST(Allocation, RunThrowsOrWritesHalfItsOutputs) {
-  for (const bool filtered : {false, true}) {
-    const Small small(filtered);
+  for (const Kind kind : kKinds) {
+    const Small small(kind);
     const Plan plan = make_plan(small.problem, {}, machine()).value();
     Written written(small);
     const std::string untouched = written.bits();
@@ -288,6 +305,65 @@ TEST(Allocation, LearnVocabOrderThrowsOrWritesHalfAnOrder) {
                         order.assign(90, -9);
                       }),
             0);
+}
+
+// Planning and running a problem with all its options through cutloss.h.
+void fail_each_of_the_c_interface(const Small& small) {
+  const Problem& problem = small.problem;
+  cutloss_problem p;
+  cutloss_problem_init(&p);
+  p.tokens = problem.tokens, p.hidden = problem.hidden, p.vocab = problem.vocab;
+  p.want_d_e = p.want_d_c = 1;
+  p.want_d_bias = p.has_bias = problem.bias_dtype.has_value();
+  p.softcap = problem.softcap.value_or(0), p.label_smoothing = problem.label_smoothing;
+  p.soft_targets = problem.soft_targets, p.vocab_order = problem.vocab_order;
+  p.filter = static_cast<std::int32_t>(problem.filter);
+  p.tolerance = problem.tolerance.value_or(0), p.epsilon = problem.epsilon.value_or(0);
+  p.entropy = p.argmax = p.rank = p.mean_logits = 1, p.top_k = 3;
+  cutloss_limits limits;
+  cutloss_limits_init(&limits);
+  limits.threads = 3;
+  EXPECT_GT(fail_each([&] {
+              cutloss_plan* plan = nullptr;
+              const cutloss_status status = cutloss_make_plan(&p, &limits, &plan);
+              const bool consistent = (status == CUTLOSS_OK) == (plan != nullptr);
+              cutloss_plan_free(plan);
+              return consistent ? outcome_of(status) : Outcome::wrong;
+            }),
+            0);
+  cutloss_plan* plan = nullptr;
+  ASSERT_EQ(cutloss_make_plan(&p, &limits, &plan), CUTLOSS_OK) << cutloss_last_error();
+  std::vector<char> workspace(cutloss_plan_workspace_bytes(plan));
+  const Inputs from = small.inputs();
+  cutloss_inputs in;
+  cutloss_inputs_init(&in);
+  in.e = from.e, in.c = from.c, in.labels = from.labels, in.bias = from.bias, in.vocab_order = from.vocab_order;
+  in.soft_ids = from.soft_ids, in.soft_probabilities = from.soft_probabilities;
+  Written written(small);
+  const std::string untouched = written.bits();
+  cutloss_filter_report report;
+  cutloss_filter_report_init(&report);
+  const auto outputs = [&] {
+    const Outputs to = written.outputs();
+    cutloss_outputs out;
+    cutloss_outputs_init(&out);
+    out.loss = to.loss, out.nll = to.nll, out.lse = to.lse, out.valid_count = to.valid_count;
+    out.d_e = to.d_e, out.d_c = to.d_c, out.d_bias = to.d_bias;
+    out.entropy = to.entropy, out.mean_logits = to.mean_logits, out.argmax = to.argmax, out.rank = to.rank;
+    out.top_k_ids = to.top_k_ids, out.top_k_logprobs = to.top_k_logprobs, out.filter_report = &report;
+    return out;
+  };
+  EXPECT_GT(fail_each(
+                [&] {
+                  const cutloss_outputs out = outputs();
+                  return outcome_of(cutloss_run(plan, &in, &out, workspace.data(), workspace.size(), nullptr));
+                },
+                [&](bool ok) {
+                  EXPECT_EQ(written.bits() == untouched, !ok);
+                  written = Written(small);
+                }),
+            0);
+  cutloss_plan_free(plan);
 }
 
 TEST(Allocation, TheCInterfaceThrowsOrHasNothingToSay) {
@@ -344,6 +420,8 @@ TEST(Allocation, TheCInterfaceThrowsOrHasNothingToSay) {
   std::vector<std::int64_t> order(90);
   EXPECT_GT(fail_each([&] { return outcome_of(cutloss_learn_vocab_order(&p, &in, order.data())); }), 0);
   cutloss_plan_free(plan);
+
+  for (const Kind kind : kKinds) fail_each_of_the_c_interface(Small(kind));
 
   const float one = 1, negative = -1;
   EXPECT_EQ(fail_each([&] { return outcome_of(cutloss_combine_shards(1, 1, &one, &one, &one, nullptr, nullptr)); }), 0);
