@@ -355,6 +355,9 @@ ffi::Error linear_cross_entropy(ffi::ThreadPool pool, ffi::RemainingArgs args, f
                                 ffi::Dictionary attributes) {
   try {
     return error_from(evaluate(pool, Arguments(args, rets), attributes));
+  } catch (const std::bad_alloc&) {
+    // The copies of ids and of an order, in 64 bits, are not part of the workspace.
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "out of memory beside the workspace, for ids of 64 bits");
   } catch (const std::exception& failure) {
     return ffi::Error(ffi::ErrorCode::kInternal, failure.what());
   } catch (...) {
