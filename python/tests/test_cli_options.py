@@ -57,6 +57,32 @@ def test_an_option_is_dropped_on_the_way(data, names):
         near(name, np.load(folder / f"{name}.npy"), want[name], want["tol"][name] + 1e-30)
 
 
+@pytest.mark.parametrize("wrt", [("c",), ("bias",), ("e", "bias"), ("c", "e")], ids=",".join)
+def test_other_gradients_than_those_asked_for_are_computed(data, wrt):
+    folder, arrays = data
+    bias = objective_files(folder)["bias"]
+    line = [*inputs(folder), "--bias", folder / "bias.npy", "--wrt", ",".join(wrt)]
+    files = {name: folder / f"d_{name}.npy" for name in ("e", "c", "bias")}
+    result = run_json("loss", *line, *(part for name in wrt for part in (f"--d-{name}", files[name])))
+    want = dense(arrays["e"], arrays["c"], arrays["labels"], bias=bias)
+    near("loss", result["loss"], want["loss"], want["tol"]["loss"])
+    for name in wrt:
+        near(f"d_{name}", np.load(files[name]), want[f"d_{name}"], want["tol"][f"d_{name}"] + 1e-30)
+    for name in set(files) - set(wrt):
+        refused(BAD_USAGE, "loss", *line, f"--d-{name}", files[name], words=[f"--d-{name}", f"--wrt without {name}"])
+    modes = {run_json("loss", *line, "--mode", mode)["mode"] for mode in ("chunk", "recompute")}
+    assert modes == {"chunk", "recompute"}, "the head's gradients are not computed"
+
+
+def test_wrt_is_taken_beside_a_flag_that_says_otherwise(data):
+    folder, _ = data
+    for flag in ("--frozen", "--no-gradient"):
+        refused(BAD_USAGE, "loss", *inputs(folder), "--wrt", "c", flag, words=["--wrt", flag])
+    refused(BAD_USAGE, "loss", *inputs(folder), "--wrt", "w", words=["--wrt", "w", "bias"])
+    refused(BAD_USAGE, "loss", *inputs(folder), "--wrt", "bias", words=["d_bias is wanted, but there is no bias"])
+    refused(BAD_USAGE, "loss", *inputs(folder), "--wrt", "c", "--mode", "loss", words=["wanted of c it must be"])
+
+
 def test_metrics_are_of_other_logits(data):
     folder, arrays = data
     objective_files(folder)

@@ -22,10 +22,9 @@ def test_a_rule_is_not_kept_or_has_another_text(policy):
 def line_of(folder, policy):
     """The tool's command line; None where it has no way to break the rule."""
     e, c, labels, options = arguments(policy["set"])
-    wrt = options.pop("wrt", ["e", "c"])
-    if "bias" in wrt or {"overlap", "misaligned"} & set(policy["set"]):
-        return None  # it wants the gradient of a bias that there is, maps its files read-only and says so of their headers
-    line = ["loss"] + (["--frozen"] if wrt == ["e"] else [])
+    if {"overlap", "misaligned"} & set(policy["set"]):
+        return None  # it maps its files read-only and says so of their headers
+    line = ["loss"] + (["--wrt", ",".join(options.pop("wrt"))] if "wrt" in options else [])
 
     def file(option, array):
         path = folder / f"{option}.npy"

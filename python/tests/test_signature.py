@@ -26,7 +26,7 @@ RESULT = ("loss", "nll", "lse", "d_e", "d_c", "d_bias", "metrics", "valid_count"
 FIELDS = {"wrt": ("want_d_e", "want_d_c", "want_d_bias"), "budget": ("budget_bytes",),
           "metrics": ("entropy", "argmax", "rank", "top_k", "mean_logits"), "soft_targets": (
               "soft_targets", "soft_ids", "soft_probabilities")}
-OPTIONS = {"wrt": ("frozen", "no-gradient"), "soft_targets": ("soft-ids", "soft-probabilities")}
+OPTIONS = {"wrt": ("wrt", "frozen", "no-gradient"), "soft_targets": ("soft-ids", "soft-probabilities")}
 NAMES = {"reduction": ("mean", "sum", "none"), "filter": ("certified", "unbiased", "tile"),
          "mode": ("auto", "loss", "stream", "chunk", "recompute", "sparse")}
 

@@ -17,7 +17,7 @@ namespace {
 struct LossOptions {
   ProblemOptions problem;
   LossFiles files;
-  std::vector<std::string> metrics;
+  std::vector<std::string> wrt, metrics;
   std::optional<double> denominator;
   std::uint64_t seed = 0;
   std::int64_t shift = 0, sequence = 0;
@@ -67,12 +67,16 @@ Status read_metrics(const LossOptions& options, Metrics& to) {
 }
 
 Status check_outputs(const LossFiles& files, const Problem& p) {
-  if (!files.d_e.empty() && !p.want_d_e) return bad("--d-e: no gradient is computed with --no-gradient or --mode loss");
+  if (!files.d_e.empty() && !p.want_d_e) {
+    return bad("--d-e: E gets no gradient with --no-gradient, --mode loss or a --wrt without e");
+  }
   if (!files.d_c.empty() && !p.want_d_c) {
-    return bad("--d-c: the head gets no gradient with --frozen, --no-gradient or --mode loss");
+    return bad("--d-c: the head gets no gradient with --frozen, --no-gradient, --mode loss or a --wrt without c");
   }
   if (!files.d_bias.empty() && !p.want_d_bias) {
-    return bad("--d-bias: there is no --bias, or it gets no gradient with --frozen, --no-gradient or --mode loss");
+    return bad(
+        "--d-bias: there is no --bias, or it gets no gradient with --frozen, --no-gradient, --mode loss or a --wrt "
+        "without bias");
   }
   if (!files.out_vocab_order.empty() && !files.learns_order()) {
     return bad("--out-vocab-order needs --vocab-order learned");
@@ -80,13 +84,21 @@ Status check_outputs(const LossFiles& files, const Problem& p) {
   return Status();
 }
 
+// Which gradients: those of --wrt, else of all there is but for --frozen, --no-gradient and --mode loss.
+void read_wants(const LossOptions& options, Problem& p) {
+  if (options.no_gradient) p.want_d_e = p.want_d_c = false;
+  p.want_d_bias = p.want_d_c && !options.files.bias.empty();
+  if (options.wrt.empty()) return;
+  const auto wanted = [&](const char* what) { return std::ranges::count(options.wrt, what) > 0; };
+  p.want_d_e = wanted("e"), p.want_d_c = wanted("c"), p.want_d_bias = wanted("bias");
+}
+
 // The problem that the options and the files state.
 Status state(const LossOptions& options, Problem& problem, LossInputs& inputs) {
   if (Status s = options.files.check_clash(); !s.ok()) return s;
   problem = options.problem.problem();
-  if (options.no_gradient) problem.want_d_e = problem.want_d_c = false;
+  read_wants(options, problem);
   if (options.nan_labels) problem.bad_labels = BadLabels::nan;
-  problem.want_d_bias = problem.want_d_c && !options.files.bias.empty();
   problem.shift = options.shift;
   problem.sequence = options.sequence;
   problem.compensated = options.compensated;
@@ -217,9 +229,10 @@ int loss(const LossOptions& options) {
 
 constexpr const char* kFooter =
     "E, C and the bias are float32, bfloat16 (as numpy saves ml_dtypes.bfloat16) or float16, each gradient like its\n"
-    "input; weights and cotangents are any real numbers (and weights truth values), taken as float32; labels and ids are\n"
-    "any integers. Gradients are computed, and timed, whether they are written or not; --frozen and --no-gradient leave\n"
-    "them out.\n\n"
+    "input; weights and cotangents are any real numbers (and weights truth values), taken as float32; labels and ids "
+    "are\n"
+    "any integers. Gradients are computed, and timed, whether they are written or not; --wrt, --frozen (--wrt e) and\n"
+    "--no-gradient leave them out.\n\n"
     "The loss of a row with label y, logits z, class weights w and token weight t is\n"
     "  t * ((1-s) * w_y * nll + s/V * sum_v w_v * (lse - z_v) + z_loss * lse^2),   nll = lse - z_y.\n\n"
     "Examples:\n"
@@ -253,6 +266,12 @@ void add_loss(CLI::App& app, int& code) {
   command->add_option("--sequence", options.sequence, "... of its sequence of this many rows; 0: all are one")
       ->capture_default_str();
   command->add_flag("--no-gradient", options.no_gradient, "Loss only");
+  command->add_option("--wrt", options.wrt, "Gradients to compute, of e, c, bias (default: all there is)")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"e", "c", "bias"}))
+      ->type_name("NAME,...")
+      ->excludes("--frozen")
+      ->excludes("--no-gradient");
   command->add_flag("--nan-labels", options.nan_labels, "A label outside [0, V) gives NaN, not an error");
   command->add_option("--metrics", options.metrics, "entropy, argmax, correct, rank, mean_logits, top_k=K")
       ->delimiter(',')

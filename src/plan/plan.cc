@@ -275,6 +275,17 @@ Status over_budget(std::uint64_t budget, std::uint64_t smallest, const std::vect
                 text("budget is ", budget, " bytes; the smallest that works here is ", smallest, " bytes", reasons));
 }
 
+// "e", "e and c", "e, c and bias", ...
+std::string wanted_names(const Problem& p) {
+  std::vector<std::string> names;
+  if (p.want_d_e) names.emplace_back("e");
+  if (p.want_d_c) names.emplace_back("c");
+  if (p.want_d_bias) names.emplace_back("bias");
+  std::string all = names.empty() ? "nothing" : names[0];
+  for (std::size_t i = 1; i < names.size(); ++i) all += (i + 1 < names.size() ? ", " : " and ") + names[i];
+  return all;
+}
+
 }  // namespace
 
 const Blocks& default_blocks() { return kDefaultBlocks; }
@@ -297,8 +308,7 @@ Result<Plan> make_plan(const Problem& problem, const Limits& limits, const Machi
   if (limits.mode != Mode::automatic && std::find(legal.begin(), legal.end(), limits.mode) == legal.end()) {
     std::string names;
     for (const Mode mode : legal) names += text(names.empty() ? "" : " or ", "\"", name(mode), "\"");
-    return invalid("mode is \"", name(limits.mode), "\"; with gradients wanted of ",
-                   problem.want_d_c ? (problem.want_d_e ? "e and c" : "c") : (problem.want_d_e ? "e" : "nothing"),
+    return invalid("mode is \"", name(limits.mode), "\"; with gradients wanted of ", wanted_names(problem),
                    " it must be \"auto\" or ", names);
   }
 
