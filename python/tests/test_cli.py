@@ -133,6 +133,9 @@ def test_check_passes_on_every_target():
     result = run_json("check", "--cases", 25, "--seed", 11)
     assert result["failures"] == [] and result["runs"] >= 25
     assert {by["target"] for by in result["by"]} == set(run_json("info")["targets"])
+    assert {by["mode"] for by in result["by"]} == {"loss", "stream", "chunk", "recompute", "sparse"}
+    result = run_json("check", "--cases", 5, "--mode", "sparse")
+    assert result["failures"] == [] and {by["mode"] for by in result["by"]} == {"sparse"}
     assert "0 failed" in run("check", "--cases", 2, "--n", 3, "--v", 5, "--d", 7, "--mode", "chunk").stdout
 
 

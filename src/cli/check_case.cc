@@ -111,6 +111,7 @@ void draw_objective(Random& random, const CheckOptions& options, Problem& p) {
   if (random.chance(0.2)) p.d_e_dtype = draw_dtype(random);
   if (random.chance(0.2)) p.d_c_dtype = draw_dtype(random);
   draw_terms(random, p);
+  draw_filter(random, options.mode, p);
 }
 
 // Any sizes that a tuning file may hold, however unwise. The target is filled in by who runs the case.
@@ -198,10 +199,13 @@ CheckCase make_case(const CheckOptions& options, std::uint64_t seed, const std::
       .cotangent = out.cotangents.empty() ? nullptr : out.cotangents.data(),
   };
   out.terms.put_into(p, out.inputs);
+  out.inputs.seed = static_cast<std::uint64_t>(random.below(1000));
   return out;
 }
 
 std::vector<Mode> CheckCase::modes() const {
+  const bool filtered = problem.filter != Filter::none && (problem.want_d_e || problem.want_d_c);
+  if (filtered) return {problem.filter == Filter::tile ? Mode::recompute : Mode::sparse};
   if (problem.want_d_c) return {Mode::chunk, Mode::recompute};
   if (problem.want_d_e) return {Mode::stream};
   return {Mode::loss};

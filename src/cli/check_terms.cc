@@ -52,6 +52,26 @@ void draw_terms(Random& random, Problem& p) {
   p.compensated = random.chance(0.2);
 }
 
+// The same numbers are drawn whatever the mode, so that a repro line with one makes the case that was found without.
+void draw_filter(Random& random, const std::string& mode, Problem& p) {
+  const bool filtered = random.chance(0.3);
+  const Filter kind = random.pick(std::vector{Filter::certified, Filter::unbiased, Filter::tile});
+  const bool by_tolerance = random.chance(0.3);
+  // Half of them drop nothing that f32 has: the filter's own paths, within the bounds of the exact modes.
+  const float level = random.pick(std::vector{0x1p-126f, 0x1p-126f, 1e-2f, 1e-5f});
+  if (mode == "sparse" && !p.want_d_e && !p.want_d_c) p.want_d_e = true;
+  if (!p.want_d_e && !p.want_d_c) return;
+  if (mode == "sparse") {
+    p.filter = kind == Filter::tile ? Filter::certified : kind;
+  } else if (filtered && (mode == "all" || (mode == "recompute" && kind == Filter::tile))) {
+    p.filter = kind;
+  } else {
+    return;
+  }
+  if (p.filter != Filter::tile && p.softcap) p.label_smoothing = 0;  // together they leave nothing to filter
+  (p.filter != Filter::tile && by_tolerance ? p.tolerance : p.epsilon) = by_tolerance ? 1e-2f : level;
+}
+
 CheckTerms fill_terms(Random& random, const Problem& p) {
   CheckTerms terms;
   if (p.bias_dtype) {
@@ -132,6 +152,9 @@ std::string terms_text(const Problem& p) {
   if (p.accumulate_d_c) out += " accumulate_d_c";
   if (p.accumulate_d_bias) out += " accumulate_d_bias";
   if (p.compensated) out += " compensated";
+  if (p.filter != Filter::none) out += fmt::format(" filter={}", name(p.filter));
+  if (p.tolerance) out += fmt::format(" tolerance={:g}", *p.tolerance);
+  if (p.epsilon) out += fmt::format(" epsilon={:g}", *p.epsilon);
   return out;
 }
 

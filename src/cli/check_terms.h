@@ -26,6 +26,8 @@ DType draw_dtype(Random& random);
 
 // Fields of the problem. Half of the problems have none: these find what is wrong without them.
 void draw_terms(Random& random, Problem& problem);
+// A filter for some, as far as the mode that was asked for ("all": any) has one.
+void draw_filter(Random& random, const std::string& mode, Problem& problem);
 
 CheckTerms fill_terms(Random& random, const Problem& problem);
 
