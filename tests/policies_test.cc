@@ -71,7 +71,8 @@ Broken break_rule(const Json& set) {
     if (word == "labels_all") b.f.labels.assign(b.f.labels.size(), value);
     if (word == "nan_labels") p.bad_labels = BadLabels::nan;
     if (word == "row") {
-      for (std::int64_t k = 0; k < d; ++k) b.f.e.set(value[0].get<std::int64_t>() * d + k, static_cast<float>(number(value[1])));
+      for (std::int64_t k = 0; k < d; ++k)
+        b.f.e.set(value[0].get<std::int64_t>() * d + k, static_cast<float>(number(value[1])));
     }
     if (word == "token_weight" || word == "token_weights_all") {
       p.token_weights = true;
@@ -159,7 +160,16 @@ cutloss_problem to_c(const Problem& p) {
   c.shift = p.shift;
   c.top_k = p.metrics.top_k;
   c.want_d_e = p.want_d_e, c.want_d_c = p.want_d_c, c.want_d_bias = p.want_d_bias;
-  c.accumulate_d_c = p.accumulate_d_c;
+  c.accumulate_d_e = p.accumulate_d_e, c.accumulate_d_c = p.accumulate_d_c, c.accumulate_d_bias = p.accumulate_d_bias;
+  c.e_dtype = static_cast<std::int32_t>(p.e_dtype), c.c_dtype = static_cast<std::int32_t>(p.c_dtype);
+  c.label_dtype = static_cast<std::int32_t>(p.label_dtype), c.label_stride = p.label_stride;
+  c.bias_dtype = static_cast<std::int32_t>(p.bias_dtype.value_or(DType::f32));
+  c.has_d_e_dtype = p.d_e_dtype.has_value(), c.d_e_dtype = static_cast<std::int32_t>(d_e_dtype(p));
+  c.has_d_c_dtype = p.d_c_dtype.has_value(), c.d_c_dtype = static_cast<std::int32_t>(d_c_dtype(p));
+  c.has_e_strides = p.e_strides.has_value(), c.has_c_strides = p.c_strides.has_value();
+  c.e_strides[0] = e_strides(p).axis0, c.e_strides[1] = e_strides(p).axis1;
+  if (p.c_strides) c.c_strides[0] = p.c_strides->axis0, c.c_strides[1] = p.c_strides->axis1;
+  c.sequence = p.sequence;
   c.filter = static_cast<std::int32_t>(p.filter);
   c.tolerance = p.tolerance.value_or(0.0f);
   c.epsilon = p.epsilon.value_or(0.0f);
@@ -218,6 +228,62 @@ TEST(Policies, ARuleIsNotKeptOrHasAnotherTextInCOrCpp) {
           << policy["set"] << (refusal == refusal_in_c ? " in C" : "");
     }
   }
+}
+
+// Rules that no array of another front end can break, or only one that NumPy or the tool speaks of by its own names.
+TEST(Policies, AnExtentStrideOrDtypeIsTakenOrHasAnotherText) {
+  constexpr std::int64_t k2to46 = std::int64_t{1} << 46;
+  const struct {
+    void (*breaks)(Problem&);
+    std::string text;
+  } rules[] = {
+      {[](Problem& p) { p.tokens = -1; }, "tokens (N) is -1; it must be 0 or more"},
+      {[](Problem& p) { p.hidden = (1 << 24) + 1; }, "hidden (D) is 16777217; it must be at most 2^24"},
+      {[](Problem& p) { p.tokens = k2to46; }, "tokens x hidden is 70368744177664 x 5, more than 2^46 elements"},
+      {[](Problem& p) { p.vocab = k2to46 / 5 + 1; }, "vocab x hidden is 14073748835533 x 5, more than 2^46 elements"},
+      {[](Problem& p) { p.soft_targets = k2to46; },
+       "tokens x soft_targets is 7 x 70368744177664, more than 2^46 elements"},
+      {[](Problem& p) {
+         p.e_strides = Strides{k2to46, 1};
+       },
+       "e has stride 70368744177664 over 7 entries, which spans more than 2^46 elements"},
+      {[](Problem& p) {
+         p.e_strides = Strides{5, INT64_MIN};
+       },
+       "e has stride -9223372036854775808 over 5 entries, which spans more than 2^46 elements"},
+      {[](Problem& p) {
+         p.c_strides = Strides{-k2to46 / 5, 1};
+       },
+       "c has stride -14073748835532 over 11 entries, which spans more than 2^46 elements"},
+      {[](Problem& p) { p.label_stride = k2to46 / 7 + 1; },
+       "labels has stride 10052677739667 over 7 entries, which spans more than 2^46 elements"},
+      {[](Problem& p) { p.e_dtype = DType::i32; }, "e_dtype is i32; f32, bf16 and f16 are taken"},
+      {[](Problem& p) { p.c_dtype = DType::i64; }, "c_dtype is i64; f32, bf16 and f16 are taken"},
+      {[](Problem& p) { p.bias_dtype = DType::i64; }, "bias_dtype is i64; f32, bf16 and f16 are taken"},
+      {[](Problem& p) { p.d_e_dtype = DType::i32; }, "d_e_dtype is i32; f32, bf16 and f16 are taken"},
+      {[](Problem& p) { p.d_c_dtype = DType::i32; }, "d_c_dtype is i32; f32, bf16 and f16 are taken"},
+      {[](Problem& p) { p.label_dtype = DType::f16; }, "label_dtype is f16; i32 and i64 are taken"},
+      {[](Problem& p) { p.sequence = 3; }, "sequence is 3, which does not divide tokens (7)"},
+      {[](Problem& p) { p.sequence = -1; }, "sequence is -1; it must be 0 (all tokens) or more"},
+      {[](Problem& p) { p.soft_targets = -1; }, "soft_targets (K) is -1; it must be 0 (labels) or more"},
+      {[](Problem& p) { p.want_d_e = false, p.accumulate_d_e = true; }, "accumulate_d_e is set, but d_e is not wanted"},
+      {[](Problem& p) { p.accumulate_d_bias = true; }, "accumulate_d_bias is set, but d_bias is not wanted"},
+  };
+  for (const auto& rule : rules) {
+    Problem p = testing::fixture(7, 11, 5).problem;
+    rule.breaks(p);
+    EXPECT_EQ(make_plan(p, {}, testing::machine_for(available_targets()[0])).status().message(), rule.text);
+    const cutloss_problem c = to_c(p);
+    cutloss_plan* plan = nullptr;
+    EXPECT_EQ(cutloss_make_plan(&c, nullptr, &plan), CUTLOSS_INVALID_ARGUMENT) << rule.text;
+    EXPECT_EQ(cutloss_last_error(), rule.text) << "in C";
+  }
+  // The very limits are taken: where the plan fails it is for want of memory.
+  Problem p = testing::fixture(7, 11, 5).problem;
+  p.e_strides = Strides{k2to46 / 7, 1}, p.c_strides = Strides{-(k2to46 / 11), 1}, p.label_stride = -(k2to46 / 7);
+  EXPECT_TRUE(validate(p).ok()) << validate(p).message();
+  p.tokens = k2to46 / 5, p.e_strides.reset(), p.label_stride = 1;
+  EXPECT_TRUE(validate(p).ok()) << validate(p).message();
 }
 
 // "zero", "nan", "inf", "finite", or a mix of these.
