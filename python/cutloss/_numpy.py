@@ -76,7 +76,7 @@ def linear_cross_entropy(
       e: hidden states, [..., D], float32, bfloat16 (``ml_dtypes.bfloat16``) or float16.
       c: the head's table, [V, D] for head_layout "vd", [D, V] for "dv"; float32, bfloat16 or float16, whatever e is.
       labels: [...], any integer dtype: ids in [0, V), or ignore_index. None with soft_targets.
-      bias: [V], float32, bfloat16 or float16; -inf masks an id.
+      bias: [V], float32, bfloat16 or float16; -inf masks an id (with a softcap it is a logit of -softcap).
       wrt: which gradients to compute: any of "e", "c" and "bias"; () for the loss alone.
       denominator: of a mean, where it is known better than from this call: gradient accumulation, several devices.
       token_weights: [...], real or bool. A row of weight 0 is not looked at.

@@ -231,7 +231,7 @@ const std::vector<LossFiles::Named>& LossFiles::read() {
       {"--e", &LossFiles::e, "Hidden states E [N, D]"},
       {"--c", &LossFiles::c, "Head's table C, [V, D] or [D, V]"},
       {"--labels", &LossFiles::labels, "Labels [N], any integers"},
-      {"--bias", &LossFiles::bias, "Added to the logits [V]; -inf masks an id"},
+      {"--bias", &LossFiles::bias, "Added to the logits [V]; -inf masks an id (not with --softcap)"},
       {"--token-weights", &LossFiles::token_weights, "Of each row's loss [N]"},
       {"--class-weights", &LossFiles::class_weights, "Of each id's loss [V]"},
       {"--soft-ids", &LossFiles::soft_ids, "Soft targets in place of labels: ids [N, K]"},
