@@ -1,60 +1,58 @@
-"""A Llama out of a GGUF file, run in NumPy: small models, and a check that needs no other framework."""
+"""A Llama out of a GGUF file, run in NumPy: small models, and a check that needs no other framework.
+
+What a file may hold, and its tokenizer, are what `cutloss.sft.gguf_file` says of the same files.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from ..sft import gguf_file, gguf_tokenizer
 
 
 class Llama:
     """Weights in float32. `hidden(ids)` is what enters the head, `table` the head itself."""
 
     def __init__(self, path: Path) -> None:
+        """Reads the file; raises ValueError if it holds anything this model does not compute with."""
         import gguf
 
-        reader = gguf.GGUFReader(path)
-        self._fields = reader.fields
-        if (architecture := self._contents("general.architecture")) != "llama":
-            raise ValueError(f"{path} holds a {architecture!r} model; a 'llama' one is needed")
+        self._path, self._reader = path, gguf.GGUFReader(path)
+        with self._named():
+            config = gguf_file.config_json(self._reader, "llama")
+            for tensor in self._reader.tensors:
+                gguf_file.hugging_face_name(tensor.name, gguf_file.ARCHITECTURES["llama"])
         self._weights = {
             tensor.name: np.asarray(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32)
-            for tensor in reader.tensors
+            for tensor in self._reader.tensors
         }
-        self.layers = int(self._contents("llama.block_count"))
-        self.heads = int(self._contents("llama.attention.head_count"))
-        self.kv_heads = int(self._contents("llama.attention.head_count_kv"))
-        self.epsilon = float(self._contents("llama.attention.layer_norm_rms_epsilon"))
-        base = reader.fields.get("llama.rope.freq_base")
-        self.rope_base = 10000.0 if base is None else float(base.contents())
+        self.layers = config["num_hidden_layers"]
+        self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        self.epsilon, self.rope_base = config["rms_norm_eps"], config["rope_theta"]
         embedding = self._weights["token_embd.weight"]
         self.table = self._weights.get("output.weight", embedding)  # tied where there is no head of its own
 
-    def _contents(self, key: str) -> Any:
-        return self._fields[key].contents()
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, KeyError) as error:
+            raise ValueError(f"{self._path}: {error}") from error
 
-    def tokenizer(self) -> Any:
-        """Returns the byte-level BPE tokenizer that the file describes."""
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    def tokenizer(self) -> tuple[Any, int | None]:
+        """Returns the file's byte-level BPE tokenizer, and the id that begins a text; SmolLM2 was trained without one.
 
-        if (kind := self._contents("tokenizer.ggml.model")) != "gpt2":
-            raise ValueError(f"the file's tokenizer is {kind!r}; only byte-level BPE ('gpt2') is read")
-        tokens = self._contents("tokenizer.ggml.tokens")
-        merges = [tuple(merge.split(" ")) for merge in self._contents("tokenizer.ggml.merges")]
-        tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-        steps = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        pre = self._fields.get("tokenizer.ggml.pre")
-        if pre is not None and pre.contents() == "smollm":
-            steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-        tokenizer.decoder = decoders.ByteLevel()
-        return tokenizer
-
-    def bos(self) -> int | None:
-        """Returns the id that begins a text; None where the model was trained without one, as SmolLM2."""
-        adds, token = (self._fields.get(f"tokenizer.ggml.{key}") for key in ("add_bos_token", "bos_token_id"))
-        return None if token is None or (adds is not None and not adds.contents()) else int(token.contents())
+        Raises:
+            ValueError: the file's is of another kind.
+        """
+        with self._named():
+            made, special = gguf_tokenizer.build(self._reader)
+        return made, special.get("bos")
 
     def hidden(self, ids: np.ndarray) -> np.ndarray:
         """Returns the hidden states [L, D] after the final norm of a sequence of ids [L]."""

@@ -181,8 +181,8 @@ def llama(path: Path, name: str | None = None) -> Runner:
     from .llama import Llama
 
     model = Llama(path)
-    tokenizer = model.tokenizer()
-    return Runner(name or path.name, lambda text: tokenizer.encode(text).ids, model.bos(), model.hidden, model.table)
+    tokenizer, bos = model.tokenizer()
+    return Runner(name or path.name, lambda text: tokenizer.encode(text).ids, bos, model.hidden, model.table)
 
 
 def smollm2() -> Runner:

@@ -14,7 +14,7 @@ from .config import ConfigError
 from .paths import cached_folder
 
 # Part of the cache's folder name: raise it when a conversion changes, so that an old cache is never read as a new one.
-FORMAT = 1
+FORMAT = 2
 
 
 def prepare(path: Path) -> Path:
@@ -50,12 +50,13 @@ def convert(path: Path, folder: Path) -> None:
     if name != "gemma3" and name not in ARCHITECTURES:
         known = ", ".join(["gemma3", *ARCHITECTURES])
         raise ValueError(f"it holds a {name!r} model; of GGUF files {known} are read, else give a folder of safetensors")
+    config = config_json(reader, name)
     if name == "gemma3":
         gemma3.convert(path, folder)
     else:
         _write_tensors(reader, ARCHITECTURES[name], folder)
         gguf_tokenizer.write(reader, folder)
-    (folder / "config.json").write_text(json.dumps(config_json(reader, name), indent=1))
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 
 def config_json(reader: Any, name: str) -> dict[str, Any]:
@@ -69,6 +70,8 @@ def config_json(reader: Any, name: str) -> dict[str, Any]:
         return default if field is None else field.contents()
 
     tensors = {tensor.name: tensor for tensor in reader.tensors}
+    if (holds := fields["general.architecture"].contents()) != name:
+        raise ValueError(f"it holds a {holds!r} model; a {name!r} one is needed")
     heads, width = value("attention.head_count"), value("embedding_length")
     found = {
         "num_hidden_layers": value("block_count"),
@@ -80,12 +83,21 @@ def config_json(reader: Any, name: str) -> dict[str, Any]:
         "vocab_size": int(tensors["token_embd.weight"].shape[-1]),
         "rope_theta": value("rope.freq_base", 10_000.0),
     }
-    scale = fields.get(f"{name}.rope.scaling.factor")
+    for key, plain in (("rope.dimension_count", found["head_dim"]), ("attention.value_length", found["head_dim"]),
+                       ("expert_count", 0), ("final_logit_softcapping", 0.0)):  # fmt: skip
+        if value(key, plain) != plain:
+            raise ValueError(f"its {name}.{key} is {value(key)}; Tunix's model computes with {plain} only")
+    kind = value("rope.scaling.type", "linear")  # as llama.cpp takes a factor alone
+    scale = 1.0 if kind == "none" else value("rope.scaling.factor", value("rope.scale_linear", 1.0))
     if name == "gemma3":
-        scaling = {} if scale is None else {"rope_scaling": {"factor": scale.contents()}}
-        return {"model_type": "gemma3_text", **found, "sliding_window": value("attention.sliding_window"), **scaling}
-    if scale is not None and scale.contents() != 1:
-        raise ValueError(f"it scales rotary positions by {scale.contents()}, which Tunix's {name} does not")
+        scaling = {"rope_scaling": {"rope_type": kind, "factor": scale}} if scale != 1 or kind != "linear" else {}
+        # llama.cpp knows the 27B, which alone scales queries by its width, by the number of layers too.
+        scalar = width // heads if found["num_hidden_layers"] == 62 else found["head_dim"]
+        window = value("attention.sliding_window")
+        more = {"sliding_window": window, "query_pre_attn_scalar": scalar}
+        return {"model_type": "gemma3_text", **found, **more, **scaling}
+    if scale != 1 or kind not in ("linear", "none"):
+        raise ValueError(f"it scales rotary positions by {scale} ({kind}), which Tunix's {name} does not")
     return {
         "model_type": name,
         **found,

@@ -19,6 +19,18 @@ CONTROL, USER_DEFINED = 3, 4  # of GGUF's token types
 
 def write(reader: Any, folder: Path) -> None:
     """Writes tokenizer.json and tokenizer_config.json; raises ValueError for a kind of tokenizer that is not known."""
+    made, ids = build(reader)
+    made.save(str(folder / "tokenizer.json"))
+    told = {f"{role}_token": made.id_to_token(i) for role, i in ids.items()}
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+
+
+def build(reader: Any) -> tuple[Any, dict[str, int]]:
+    """Returns the tokenizer and the ids of what ends, pads and begins a text ("eos", "pad", "bos"), where there are such.
+
+    Raises:
+        ValueError or KeyError: it is of a kind that is not known.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     def contents(key: str, default: Any = None) -> Any:
@@ -39,11 +51,9 @@ def write(reader: Any, folder: Path) -> None:
     for token, type_ in zip(tokens, contents("token_type"), strict=True):
         if type_ in (CONTROL, USER_DEFINED):
             made.add_tokens([AddedToken(token, special=type_ == CONTROL, normalized=False)])
-    made.save(str(folder / "tokenizer.json"))
     roles = {"eos": "eos", "pad": "padding", **({"bos": "bos"} if contents("add_bos_token", False) else {})}
     ids = {role: contents(f"{key}_token_id") for role, key in roles.items()}
-    told = {f"{role}_token": tokens[i] for role, i in ids.items() if i is not None}
-    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    return made, {role: int(i) for role, i in ids.items() if i is not None}
 
 
 def _cuts(cut: str, pre_tokenizers: Any) -> list[Any]:

@@ -47,9 +47,8 @@ def hugging_face_llama(w, ids):
     return rms(x, w["norm"])
 
 
-@pytest.fixture
-def tiny_llama(tmp_path):
-    """(path of a GGUF file, the same weights in the published layout)."""
+def write_llama(path, more=lambda writer: None):
+    """Writes a GGUF file, with `more(writer)` in it; returns the same weights in the published layout."""
     gguf = pytest.importorskip("gguf")
     rng = np.random.default_rng(0)
 
@@ -64,9 +63,11 @@ def tiny_llama(tmp_path):
         for _ in range(2)
     ]  # fmt: skip
     w = {"embed": draw(V, D), "norm": 1 + draw(D), "layers": layers}
-    path = tmp_path / "tiny.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(2)
+    writer.add_embedding_length(D)
+    writer.add_feed_forward_length(F)
+    writer.add_key_length(size)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -80,11 +81,37 @@ def tiny_llama(tmp_path):
             if name in "qk":  # GGUF's order: the two halves of each head woven together
                 value = np.ascontiguousarray(value.reshape(-1, 2, HALF, D).swapaxes(1, 2)).reshape(value.shape)
             writer.add_tensor(f"blk.{index}.{stored}.weight", value)
+    more(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path, w
+    return w
+
+
+@pytest.fixture
+def tiny_llama(tmp_path):
+    path = tmp_path / "tiny.gguf"
+    return path, write_llama(path)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (lambda w: w.add_tensor("rope_freqs.weight", np.ones(HALF, np.float32)), "tensor 'rope_freqs.weight' is nothing"),
+        (lambda w: w.add_tensor("blk.0.attn_q.bias", np.ones(D, np.float32)), "tensor 'blk.0.attn_q.bias' is nothing"),
+        (lambda w: w.add_rope_scaling_factor(8.0), r"scales rotary positions by 8.0 \(linear\)"),
+        (lambda w: w.add_rope_dimension_count(HALF), "llama.rope.dimension_count is 3; .* computes with 6 only"),
+        (lambda w: w.add_value_length(8), "llama.attention.value_length is 8; .* computes with 6 only"),
+        (lambda w: w.add_expert_count(4), "llama.expert_count is 4; .* computes with 0 only"),
+        (lambda w: (w.add_tokenizer_model("gpt2"), w.add_tokenizer_pre("tekken")), "'gpt2' with the cut 'tekken'"),
+    ],
+)
+def test_a_llama_that_is_more_than_its_weights_is_refused(tmp_path, more, message):
+    """Computed without it, the numbers are those of another model, or of another cut of the text."""
+    write_llama(tmp_path / "a.gguf", more)
+    with pytest.raises(ValueError, match=r"a.gguf: .*" + message):
+        sources.llama(tmp_path / "a.gguf")
 
 
 def test_a_llama_of_gguf_is_the_published_model_in_spite_of_its_permuted_heads(tiny_llama):
