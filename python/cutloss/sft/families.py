@@ -48,7 +48,8 @@ class Family:
         return importlib.import_module(f"tunix.models.{self.package}.{self.loader}")
 
 
-def _common(found: dict[str, Any]) -> dict[str, Any]:
+def _common(found: dict[str, Any], head_dim: int | None = None) -> dict[str, Any]:
+    """What all have; `head_dim` is that of a file which does not say."""
     heads = found["num_attention_heads"]
     return {
         "num_layers": found["num_hidden_layers"],
@@ -56,58 +57,111 @@ def _common(found: dict[str, Any]) -> dict[str, Any]:
         "hidden_dim": found["intermediate_size"],
         "num_heads": heads,
         "num_kv_heads": found.get("num_key_value_heads") or heads,
-        "head_dim": found.get("head_dim") or found["hidden_size"] // heads,
+        "head_dim": found.get("head_dim") or head_dim or found["hidden_size"] // heads,
     }
 
 
-def _rope_theta(found: dict[str, Any], kind: str | None = None) -> Any:
-    """Transformers 5 keeps it in rope_parameters, which Gemma 3 has for each kind of attention."""
-    parameters = found.get("rope_parameters") or {}
-    parameters = parameters.get(kind, parameters) if kind else parameters
-    return parameters.get("rope_theta")
+def _plain(found: dict[str, Any], **only: Any) -> None:
+    """Raises ValueError for a key whose value is not the one Tunix's model has built in: it would be another model."""
+    for key, value in only.items():
+        if found.get(key) not in (None, value):
+            raise ValueError(f"{key} is {found[key]!r}, and Tunix's model computes with {value!r} only")
+
+
+def _rope(found: dict[str, Any], kind: str | None = None, default: Any = 10_000) -> tuple[Any, float]:
+    """Returns (base, what positions are divided by) of a kind of attention, or of all.
+
+    Transformers 5 keeps both in rope_parameters, which Gemma 3 has for each kind; before, the scaling was of full
+    attention.
+    """
+    told = found.get("rope_parameters") or {}
+    if any(isinstance(value, dict) for value in told.values()):
+        if kind is None:
+            raise ValueError("rope_parameters is of several kinds of attention; Tunix's model has one")
+        told = told.get(kind) or {}
+    elif kind == "sliding_attention":
+        told = {}
+    scaling = told if kind == "sliding_attention" else {**(found.get("rope_scaling") or {}), **told}
+    type_ = scaling.get("rope_type") or scaling.get("type") or "default"
+    if type_ not in ("default", "linear"):
+        raise ValueError(f"rope_scaling is of the type {type_!r}; Tunix's models scale positions linearly or not at all")
+    partial = {"partial_rotary_factor": scaling.get("partial_rotary_factor", found.get("partial_rotary_factor"))}
+    _plain(partial, partial_rotary_factor=1.0)
+    theta = told.get("rope_theta") or (None if kind == "sliding_attention" else found.get("rope_theta")) or default
+    return theta, float(scaling.get("factor", 1.0)) if type_ == "linear" else 1.0
+
+
+def _unscaled_rope(found: dict[str, Any]) -> Any:
+    theta, factor = _rope(found)
+    _plain({"rope_scaling": factor}, rope_scaling=1.0)
+    return theta
+
+
+def _layers(found: dict[str, Any], local: Callable[[int], bool]) -> list[bool]:
+    """Returns which layers see a window only; raises ValueError if the file says others do."""
+    mine = [local(i) for i in range(found["num_hidden_layers"])]
+    _plain(found, layer_types=["sliding_attention" if one else "full_attention" for one in mine])
+    return mine
 
 
 def _gemma(module: Any, found: dict[str, Any], second: bool) -> dict[str, Any]:
     kinds = module.AttentionType
-    layers = found["num_hidden_layers"]
+    common = _common(found, head_dim=256)
+    _plain({"rope_theta": _unscaled_rope(found)}, rope_theta=10_000)
+    _plain(found, rms_norm_eps=1e-6, attention_bias=False)
+    if second:
+        scalar = {"query_pre_attn_scalar": found.get("query_pre_attn_scalar", 256)}
+        _plain(scalar, query_pre_attn_scalar=common["head_dim"])
     return {
-        **_common(found),
+        **common,
         "num_embed": found["vocab_size"],
-        "final_logit_softcap": found.get("final_logit_softcapping") if second else None,
-        "attn_logits_soft_cap": found.get("attn_logit_softcapping") if second else None,
+        "final_logit_softcap": found.get("final_logit_softcapping", 30.0) if second else None,
+        "attn_logits_soft_cap": found.get("attn_logit_softcapping", 50.0) if second else None,
         "use_post_attn_norm": second,
         "use_post_ffw_norm": second,
-        "sliding_window_size": found.get("sliding_window") if second else None,
+        "sliding_window_size": found.get("sliding_window", 4096) if second else None,
         "attention_types": tuple(
-            kinds.LOCAL_SLIDING if second and i % 2 == 0 else kinds.GLOBAL for i in range(layers)
+            kinds.LOCAL_SLIDING if local else kinds.GLOBAL for local in _layers(found, lambda i: second and i % 2 == 0)
         ),
     }
 
 
 def _gemma3(module: Any, found: dict[str, Any]) -> dict[str, Any]:
     kinds = module.QueryPreAttentionNormalisation
-    common = _common(found)
-    by_head = found.get("query_pre_attn_scalar", common["head_dim"]) == common["head_dim"]
-    scaling = found.get("rope_scaling") or (found.get("rope_parameters") or {}).get("full_attention") or {}
+    common = _common(found, head_dim=256)
+    _plain(found, rms_norm_eps=1e-6, attention_bias=False, sliding_window_pattern=6, use_bidirectional_attention=False,
+           final_logit_softcapping=0.0, attn_logit_softcapping=0.0)  # fmt: skip
+    _layers(found, lambda i: i % 6 != 5)
+    scalar = found.get("query_pre_attn_scalar", 256)
+    by_head = scalar == common["head_dim"]
+    if not by_head:
+        _plain({"query_pre_attn_scalar": scalar}, query_pre_attn_scalar=common["embed_dim"] // common["num_heads"])
+    local, local_scale = _rope(found, "sliding_attention", found.get("rope_local_base_freq") or 10_000)
+    everywhere, scale = _rope(found, "full_attention", 1_000_000)
     return {
         **common,
         "num_embed": found["vocab_size"],
         "sliding_window_size": found.get("sliding_window"),
-        "local_base_frequency": found.get("rope_local_base_freq") or _rope_theta(found, "sliding_attention") or 10_000,
-        "global_base_frequency": found.get("rope_theta") or _rope_theta(found, "full_attention") or 1_000_000,
-        "global_scale_factor": scaling.get("factor", 1.0),
+        "local_base_frequency": local,
+        "local_scale_factor": local_scale,
+        "global_base_frequency": everywhere,
+        "global_scale_factor": scale,
         "query_pre_attn_norm": (
             kinds.BY_ONE_OVER_SQRT_HEAD_DIM if by_head else kinds.BY_ONE_OVER_SQRT_EMBED_DIM_DIV_NUM_HEADS
         ),
     }
 
 
-def _qwen_or_llama(tied_flag: str, tied_by_default: bool) -> Callable[[Any, dict[str, Any]], dict[str, Any]]:
+def _qwen_or_llama(
+    tied_flag: str, tied_by_default: bool, bias: bool, head_dim: int | None
+) -> Callable[[Any, dict[str, Any]], dict[str, Any]]:
     def convert(module: Any, found: dict[str, Any]) -> dict[str, Any]:
+        _plain(found, hidden_act="silu", attention_bias=bias, mlp_bias=False, use_sliding_window=False)
+        _layers(found, lambda i: False)
         return {
-            **_common(found),
+            **_common(found, head_dim),
             "vocab_size": found["vocab_size"],
-            "rope_theta": found.get("rope_theta") or _rope_theta(found) or 10_000,
+            "rope_theta": _unscaled_rope(found),
             "norm_eps": found["rms_norm_eps"],
             tied_flag: found.get("tie_word_embeddings", tied_by_default),
         }
@@ -156,7 +210,7 @@ def _newer(package: str, cls: str, model_type: str, tied_flag: str) -> Family:
         "params",
         (model_type,),
         _tiny_qwen_or_llama(tied_flag),
-        _qwen_or_llama(tied_flag, tied_by_default=False),
+        _qwen_or_llama(tied_flag, False, bias=model_type == "qwen2", head_dim=128 if model_type == "qwen3" else None),
         vocab="vocab_size",
         tied_flag=tied_flag,
     )
@@ -209,8 +263,20 @@ def by_config_json(found: dict[str, Any], path: Any) -> tuple[str, dict[str, Any
                 return name, family.convert(family.module, {**found, **found.get("text_config", {})})
             except KeyError as missing:
                 raise ConfigError(f"{path}: no {missing}, which a {kind!r} model's configuration has") from missing
+            except ValueError as error:
+                raise ConfigError(f"{path}: {error}") from error
     known = ", ".join(kind for family in FAMILIES.values() for kind in family.hugging_face)
     raise ConfigError(f"{path}: model_type {kind!r} is not known (there is: {known}); set model.name if Tunix has it")
+
+
+def check_config_json(found: dict[str, Any], path: Any) -> None:
+    """Raises ConfigError if a config.json is of a model that Tunix's of its family is not."""
+    try:
+        if any(found.get("model_type") in family.hugging_face for family in FAMILIES.values()):
+            by_config_json(found, path)
+    except ConfigError as error:
+        if not isinstance(error.__cause__, KeyError):  # Tunix's own configuration has what the file leaves out
+            raise
 
 
 def tiny(name: str, tied: bool, sizes: dict[str, Any]) -> Any:

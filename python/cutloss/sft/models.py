@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,15 +47,18 @@ def find(model: Model) -> Source:
     """Returns what the settings describe; raises ConfigError if there is no such model, file or tokenizer."""
     if model.family is not None and model.family not in families.FAMILIES:
         raise ConfigError(f"model.family: {model.family!r} is not one of {', '.join(families.FAMILIES)}")
-    folder, fields = _folder(model)
+    folder = _folder(model)
     if model.name is not None:
         family = families.by_constructor(model.name)
         config = getattr(families.FAMILIES[family].module.ModelConfig, model.name)()
+        path = folder / "config.json" if folder else None
+        if path is not None and path.is_file():
+            families.check_config_json(json.loads(path.read_text()), path)
     elif folder is not None:
         path = folder / "config.json"
-        if fields is None and not path.is_file():
+        if not path.is_file():
             raise ConfigError(f"{path}: no such file; set model.name to one of Tunix's, such as gemma3_270m")
-        family, values = families.by_config_json(fields or json.loads(path.read_text()), path)
+        family, values = families.by_config_json(json.loads(path.read_text()), path)
         config = families.FAMILIES[family].module.ModelConfig(**values)
     elif model.family is None:
         raise ConfigError("model: set model.path (weights), model.name (their shapes), or model.family for a tiny model")
@@ -66,10 +70,10 @@ def find(model: Model) -> Source:
     return Source(family, _with_choices(config, model), folder, tokenizer)
 
 
-def _folder(model: Model) -> tuple[Path | None, dict[str, Any] | None]:
-    """The folder of the weights and, of a GGUF file, the config.json it amounts to."""
+def _folder(model: Model) -> Path | None:
+    """The folder of the weights; a GGUF file is converted into one."""
     if model.path is None:
-        return None, None
+        return None
     path = Path(model.path).expanduser()
     if not path.exists():
         raise ConfigError(f"model.path: {path}: no such file or folder")
@@ -81,7 +85,7 @@ def _folder(model: Model) -> tuple[Path | None, dict[str, Any] | None]:
         path = gguf_file.prepare(path)
     if not any(path.glob("*.safetensors")):
         raise ConfigError(f"model.path: {path} has no *.safetensors")
-    return path, None
+    return path
 
 
 def _with_choices(config: Any, model: Model) -> Any:
@@ -175,7 +179,8 @@ def _loaded(source: Source, settings: Model, mesh: Any) -> Any:
     check_head(source)
     create = families.FAMILIES[source.family].loader_module.create_model_from_safe_tensors
     try:
-        model = create(str(source.folder), source.config, mesh, dtype=jnp.dtype(settings.dtype))
+        with _first_gemma_names(source):
+            model = create(str(source.folder), source.config, mesh, dtype=jnp.dtype(settings.dtype))
     except (AssertionError, RuntimeError, ValueError) as error:  # as it finds another shape, or none
         # Tunix's loader puts None where a file has no weight, and fails over the difference.
         lacking = re.search(r"tree(\[.*\])\nAt that key path.*NoneType", str(error), re.DOTALL)
@@ -186,6 +191,26 @@ def _loaded(source: Source, settings: Model, mesh: Any) -> Any:
     if missing:
         raise ConfigError(f"model.path: {source.folder}: it lacks weights, the first is {missing[0]}")
     return model
+
+
+@contextlib.contextmanager
+def _first_gemma_names(source: Source) -> Iterator[None]:
+    """Gemma 1's norm before the MLP has the name of Gemma 2's after attention, for which Tunix 0.1.7's loader takes it."""
+    loader = families.FAMILIES[source.family].loader_module
+    own = getattr(loader, "_get_key_and_transform_mapping", None)
+    if source.family != "gemma" or own is None:
+        yield
+        return
+
+    def mapping(config):
+        place = r"layers.\1.pre_ffw_norm.scale"
+        return {name: (place, None) if "post_attention_layernorm" in name else to for name, to in own(config).items()}
+
+    loader._get_key_and_transform_mapping = mapping
+    try:
+        yield
+    finally:
+        loader._get_key_and_transform_mapping = own
 
 
 def check_head(source: Source) -> None:
