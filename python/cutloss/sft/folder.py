@@ -19,6 +19,9 @@ from typing import Any
 from .config import Config, ConfigError, difference
 
 
+_OF_THE_END = ("trained", "generated", "quality", "finished")
+
+
 class RunFolder:
     """An open run folder. One process at a time has it: the lock goes with the process, however that ends."""
 
@@ -65,26 +68,32 @@ class RunFolder:
         path = self.path / "summary.json"
         return json.loads(path.read_text()) if path.is_file() else None
 
-    def rewind(self, step: int) -> None:
-        """Drops the events of steps after `step`: they were taken, and lost with the process, and come again."""
+    def rewind(self, step: int) -> list[dict[str, Any]]:
+        """Drops the events of steps after `step` and returns the others: they were lost with the process, and come again.
+
+        So do those of the end, which an earlier part of the run may have come to.
+        """
         if not self.metrics.is_file():
-            return
+            return []
         kept = []
         for line in self.metrics.read_text().splitlines():
             try:
                 event = json.loads(line)
             except json.JSONDecodeError:
                 continue  # the process was killed while it wrote this line
-            if event.get("step", 0) <= step and event["event"] not in ("trained", "finished"):
-                kept.append(line)
-        write(self.metrics, "".join(line + "\n" for line in kept))
+            if event.get("step", 0) <= step and event["event"] not in _OF_THE_END:
+                kept.append(event)
+        write_lines(self.metrics, kept)
+        return kept
 
-    def recorder(self, emit: Callable[..., None]) -> Callable[..., None]:
-        """Returns an `emit` that also appends each event to metrics.jsonl."""
+    def recorder(self, emit: Callable[..., None], also: Callable[[dict[str, Any]], None]) -> Callable[..., None]:
+        """Returns an `emit` that also appends each event to metrics.jsonl, and gives that line to `also`."""
 
         def record(event: str, **fields) -> None:
+            whole = {"event": event, "time": round(time.time(), 3), **fields}
             with self.metrics.open("a") as file:
-                file.write(json.dumps({"event": event, "time": round(time.time(), 3), **fields}) + "\n")
+                file.write(json.dumps(whole) + "\n")
+            also(whole)
             emit(event, **fields)
 
         return record

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from . import config as configuration
-from . import adapter, data, folder, generation, models, trainer
+from . import adapter, curves, data, folder, generation, models, trainer
 from .config import Config, ConfigError
 
 Emit = Callable[..., None]
@@ -38,7 +38,12 @@ def run(config: Config, out: Path, emit: Emit) -> dict[str, Any]:
         if done is not None and done["steps"] >= config.train.steps:
             emit("finished", **done)
             return done
-        return _Run(config, source, place, emit).all()
+        made = _Run(config, source, place, emit)
+        try:
+            return made.all()
+        finally:
+            if made.curves is not None:
+                made.curves.close()
     finally:
         place.close()
 
@@ -46,7 +51,12 @@ def run(config: Config, out: Path, emit: Emit) -> dict[str, Any]:
 class _Run:
     def __init__(self, config: Config, source: models.Source, place: folder.RunFolder, emit: Emit) -> None:
         self.config, self.source, self.place = config, source, place
-        self.show, self.emit = emit, place.recorder(emit)
+        self.show, self.emit = emit, place.recorder(emit, self.draw)
+        self.curves: curves.Curves | None = None
+
+    def draw(self, event: dict[str, Any]) -> None:
+        if self.curves is not None:
+            self.curves.take(event)
 
     def all(self) -> dict[str, Any]:
         self.show("phase", name="loading")
@@ -105,9 +115,10 @@ class _Run:
 
     def train(self) -> dict[str, Any]:
         config = self.config
-        made = trainer.build(self.model, config, self.place.checkpoints, _logger(self.place.path / "tensorboard"))
+        made = trainer.build(self.model, config, self.place.checkpoints)
         first = made.train_steps
-        self.place.rewind(first)
+        before = self.place.rewind(first)
+        self.curves = curves.Curves(self.place.path / "tensorboard", before)
         if first:
             self.emit("resumed", step=first)
         self.describe()
@@ -115,9 +126,13 @@ class _Run:
             trainer.with_loss(made, config)
         trainer.measure(made, self.compiled, self.step)
         made.with_training_hooks(_hooks(self))
-        self.planned, self.losses = None, []
+        # Of a run that was killed after its last checkpoint no step is left to take: they are known from then.
+        self.planned = next((e["planned_bytes"] for e in reversed(before) if e["event"] == "compiled"), None)
+        self.losses = [e["loss"] for e in before if e["event"] == "step"]
+        evaluated = any(e["event"] == "evaluated" and e["step"] == first for e in before)
+        due = config.evaluation.every and first % config.evaluation.every == 0 and not evaluated
         self.show("phase", name="compiling")
-        trainer.train(made, self.batches, self.held_out_batches)
+        trainer.train(made, self.batches, self.held_out_batches, evaluate_now=bool(due))
         self.emit("trained", step=made.train_steps, peak_rss_bytes=peak_rss_bytes())
         state, digest = adapter.of(self.model)
         adapter.save(self.place.path / "adapter.safetensors", state, config, self.source)
@@ -278,16 +293,6 @@ def _shown_warnings(emit: Emit):
 
         warnings.showwarning = show
         yield
-
-
-def _logger(path: Path) -> Any:
-    from tunix.sft import metrics_logger
-
-    options = metrics_logger.MetricsLoggerOptions(
-        log_dir=str(path),
-        backend_kwargs={"custom_backend": [lambda: metrics_logger.TensorboardBackend(log_dir=str(path))]},
-    )
-    return metrics_logger.MetricsLogger(options)
 
 
 def _hooks(run: _Run) -> Any:

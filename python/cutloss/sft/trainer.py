@@ -83,8 +83,21 @@ def measure(trainer: Any, on_compiled: Callable[..., None], on_step: Callable[..
     return trainer
 
 
-def train(trainer: Any, batches: Any, held_out: Any = None) -> None:
-    """Runs Tunix's own loop of a measured trainer; raises Stopped."""
+def train(trainer: Any, batches: Any, held_out: Any = None, evaluate_now: bool = True) -> None:
+    """Runs Tunix's own loop of a measured trainer; raises Stopped.
+
+    Tunix evaluates before the first step it takes, which after a resumption may be an evaluation that was, or none that
+    a run without interruption has: `evaluate_now` says whether it is due.
+    """
+    run_eval, due = trainer._run_eval, evaluate_now
+
+    def evaluate(*args):
+        nonlocal due
+        if due:
+            run_eval(*args)
+        due = True
+
+    trainer._run_eval = evaluate
     # skip_jit keeps Tunix from asking the step for the size of a jit cache it does not have.
     trainer.train(batches, held_out or None, skip_jit=True)
 
@@ -92,7 +105,7 @@ def train(trainer: Any, batches: Any, held_out: Any = None) -> None:
 # ---- the trainer of a run --------------------------------------------------------------------------------------------
 
 
-def build(model: Any, config: Config, checkpoints: Path | None, logger: Any = None) -> Any:
+def build(model: Any, config: Config, checkpoints: Path | None) -> Any:
     """Returns a PeftTrainer for the run, with the weights and optimizer of its last checkpoint if there is one."""
     from orbax import checkpoint as orbax
     from tunix.sft import peft_trainer
@@ -112,7 +125,7 @@ def build(model: Any, config: Config, checkpoints: Path | None, logger: Any = No
         checkpoint_root_directory=None if checkpoints is None else str(checkpoints.absolute()),
         checkpointing_options=options,
     )
-    trainer = peft_trainer.PeftTrainer(model, optimizer(config.train), settings, logger)
+    trainer = peft_trainer.PeftTrainer(model, optimizer(config.train), settings)
     trainer._pbar = _NoBar()  # Tunix would draw one of its own
     return trainer
 

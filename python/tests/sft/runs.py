@@ -50,3 +50,24 @@ def losses(out):
             assert event["step"] not in found, "a step was recorded twice"
             found[event["step"]] = event["loss"]
     return found
+
+
+def recorded(out, name):
+    """Returns a run's events of one kind, from its metrics.jsonl."""
+    events = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    return [event for event in events if event["event"] == name]
+
+
+def curves(out):
+    """Returns {tag: [(step, value)]} of a run's TensorBoard files, read as TensorBoard does: all of the folder."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found = {}
+    for path in sorted((out / "tensorboard").iterdir()):
+        data = path.read_bytes()
+        while data:
+            size = int.from_bytes(data[:8], "little")  # then a checksum of 4 bytes, the event, and another
+            for value in Event.FromString(data[12 : 12 + size]).summary.value:
+                found.setdefault(value.tag, []).append((Event.FromString(data[12 : 12 + size]).step, value.simple_value))
+            data = data[16 + size :]
+    return found
