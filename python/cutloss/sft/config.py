@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import _check
-
 PROMPT = "Translate English to French.\nEnglish: {source}\nFrench:"
 
 
@@ -366,12 +364,30 @@ def _check_together(config: Config) -> None:
         raise ConfigError(f"loss.{chosen[0]}: {getattr(loss, chosen[0])!r} is for loss.arm=cutloss, not for dense")
     if loss.mode == "loss":
         raise ConfigError("loss.mode: 'loss' computes no gradient; training needs auto, stream, chunk, recompute or sparse")
+    _check_loss(config)
+
+
+def loss_options(loss: Loss) -> dict[str, Any]:
+    """Returns the options of `cutloss.tunix` that the settings of a loss are."""
+    return {**{key: value for key, value in dataclasses.asdict(loss).items() if key != "arm"}, "strict": True}
+
+
+def _check_loss(config: Config) -> None:
+    """What the loss itself says of its options, asked for a problem of one token and two ids."""
+    import numpy as np
+
+    from .. import linear_cross_entropy
+    from ..tunix import settings
+
+    options = {key: getattr(config.loss, key) for key in ("mode", "filter", "tolerance", "epsilon")}
+    options["wrt"] = ("e",) if config.lora.rank else ("e", "c")
     try:
-        _check.mode(loss.mode)
-        _check.budget(loss.budget)
-        _check.filter_name(loss.filter)
+        settings.read(**loss_options(config.loss))
+        one = np.ones((1, 1), np.float32)
+        linear_cross_entropy(one, np.ones((2, 1), np.float32), np.zeros(1, np.int32), **options)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"loss.{error}") from error
+        where = "" if str(error).startswith("CUTLOSS_") else "loss."
+        raise ConfigError(f"{where}{error}") from error
 
 
 def _differs(section: Any, key: str) -> bool:

@@ -57,6 +57,7 @@ def planner(config: Config) -> Callable[[int, int], int]:
     """Returns a function (batch, context) -> bytes the whole train step plans on each device."""
     import contextlib
 
+    trainer.check_tunix()
     source = models.find(config.model)
     mesh = run.make_mesh(config)
 

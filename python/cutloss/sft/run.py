@@ -29,6 +29,7 @@ def run(config: Config, out: Path, emit: Emit) -> dict[str, Any]:
         ConfigError or data.DataError: a setting, a file or the data cannot be used; no step was taken.
         trainer.Stopped: a loss is not finite.
     """
+    trainer.check_tunix()
     source = models.find(config.model)
     if config.generation.quality:
         generation.check_sacrebleu()

@@ -11,7 +11,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import models
-from .config import Config, ConfigError, Train
+from .config import Config, ConfigError, Train, loss_options
+
+
+def check_tunix() -> None:
+    """Raises ConfigError if Tunix's train step is not the one that is compiled and measured here."""
+    import inspect
+
+    from tunix.sft import peft_trainer
+
+    takes = list(inspect.signature(peft_trainer.PeftTrainer._train_step).parameters)
+    if takes != ["self", "model", "optimizer", "inputs"]:
+        raise ConfigError(
+            f"google-tunix: the train step of the installed version takes {', '.join(takes[1:])}; cutloss-sft is made for "
+            "that of 0.1.7: pip install google-tunix==0.1.7 (cutloss.tunix, for trainers of your own, works with both)"
+        )
 
 
 def planned_bytes(compiled: Any) -> int:
@@ -218,12 +232,9 @@ def with_loss(trainer: Any, config: Config, check: bool = True) -> Any:
     if config.loss.arm == "cutloss":
         import cutloss.tunix
 
-        loss = config.loss
-        names = ("budget", "token_chunk", "vocab_chunk", "mode", "filter", "tolerance", "epsilon")
-        options = {**{name: getattr(loss, name) for name in names}, "strict": True}
         try:
             model = models.as_run(trainer.model, config) if check else None
-            trainer.with_loss_fn(cutloss.tunix.loss_fn(model, **options))
+            trainer.with_loss_fn(cutloss.tunix.loss_fn(model, **loss_options(config.loss)))
         except cutloss.tunix.UnsupportedModelError as error:
             raise ConfigError(f"loss.arm: {error} Or train with Tunix's own loss: loss.arm=dense") from error
     return trainer.with_loss_fn(over_targets(trainer.loss_fn, config))

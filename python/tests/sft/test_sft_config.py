@@ -45,6 +45,12 @@ def test_a_file_of_every_kind_and_settings_over_it(tmp_path, kind):
         ("loss.mode=fast", "loss.mode: 'fast' is not one of"),
         ("loss.mode=loss", "computes no gradient"),
         ("loss.budget=12parsec", "loss.budget: cannot read '12parsec'"),
+        ("loss.mode=sparse", "loss.mode is \"sparse\"; with gradients wanted of e"),
+        ("loss.filter=certified", "loss.filter is \"certified\", which needs one of tolerance and epsilon"),
+        ("loss.epsilon=-1", "loss.epsilon"),
+        ("loss.token_chunk=7", r"loss.token_chunk: 7 is outside \[8"),
+        ("loss.token_chunk=20", "loss.token_chunk: 20 is not a multiple of 8"),
+        ("loss.vocab_chunk=0", r"loss.vocab_chunk: 0 is outside \[1"),
         ("generation.quality=true", "needs answers; set generation.prompts"),
         ("train='}'", r"train: '\}' is no section|expected section.key=value"),
     ],
@@ -52,6 +58,12 @@ def test_a_file_of_every_kind_and_settings_over_it(tmp_path, kind):
 def test_a_wrong_setting_is_named_with_its_value_and_the_limit(setting, message):
     with pytest.raises(ConfigError, match=message):
         config.load(None, [setting])
+
+
+def test_a_mode_for_a_frozen_head_is_taken_with_adapters_only():
+    assert config.load(None, ["loss.mode=stream"]).loss.mode == "stream"
+    with pytest.raises(ConfigError, match='loss.mode is "stream"; with gradients wanted of e and c'):
+        config.load(None, ["loss.mode=stream", "lora.rank=0"])
 
 
 def test_settings_of_the_other_loss_are_not_silently_dropped():
@@ -80,6 +92,14 @@ def test_going_on_allows_more_steps_but_not_another_schedule():
     assert config.difference(config.load(None, ["train.steps=20", "generation.prompts=3"]), first.to_dict()) is None
     cosine = config.load(None, ["train.steps=20", "train.schedule=cosine"])
     assert "train.steps was 10" in config.difference(cosine, {**cosine.to_dict(), "train": {**cosine.to_dict()["train"], "steps": 10}})
+
+
+def test_a_wrong_loss_is_status_2_before_anything_is_loaded(tmp_path, capsys, monkeypatch):
+    assert cli.main(["train", "--out", str(tmp_path / "run"), "model.path=/nowhere", "loss.mode=sparse"]) == 2
+    assert "loss.mode" in capsys.readouterr().out and not (tmp_path / "run").exists()
+    monkeypatch.setenv("CUTLOSS_TOKEN_CHUNK", "20")
+    with pytest.raises(ConfigError, match="^CUTLOSS_TOKEN_CHUNK: 20 is not a multiple of 8"):
+        config.load(None, [])
 
 
 def test_the_command_prints_its_settings_and_refuses_wrong_ones(capsys):
