@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gettext
 import hashlib
+import itertools
 import json
 import random
 import shutil
@@ -234,19 +235,30 @@ def encode(pair: Pair, tokenizer, context: int, template: str = PROMPT) -> Examp
     Prompt and answer are encoded apart, as generation will see the prompt without the answer; the space that
     separates them begins the answer, because SentencePiece keeps a space with the word after it.
     """
-    bos = tokenizer.bos_id()  # Qwen's has none
-    head = [*([] if bos is None or bos < 0 else [bos]), *_bare(tokenizer, prompt(pair.source, template))]
+    head = prompt_ids(prompt(pair.source, template), tokenizer)
     if len(head) >= context:
         return None
     answer = [*_bare(tokenizer, " " + pair.target), tokenizer.eos_id()]
     return Example((head + answer)[:context], len(head))
 
 
+def prompt_ids(text: str, tokenizer) -> list[int]:
+    """Returns the tokens of a prompt, in training and in generation: BOS if there is one, and the text's own.
+
+    An EOS that the text spells out is its own; a BOS there is not said twice.
+    """
+    bos, ids = tokenizer.bos_id(), _bare(tokenizer, text)
+    if bos is None or bos < 0:  # Qwen's has none
+        return ids
+    return [bos, *itertools.dropwhile(lambda token: token == bos, ids)]
+
+
 def _bare(tokenizer, text: str) -> list[int]:
     """Returns the tokens of `text` alone: some tokenizers put BOS before and EOS after whatever they encode."""
-    ids = list(tokenizer.encode(text))
-    start = 1 if ids[:1] == [tokenizer.bos_id()] else 0
-    return ids[start:-1] if ids[start:] and ids[-1] == tokenizer.eos_id() else ids[start:]
+    ids, around = list(tokenizer.encode(text)), list(tokenizer.encode(""))
+    first = around[:1] == [tokenizer.bos_id()] and ids[:1] == around[:1]
+    last = around[-1:] == [tokenizer.eos_id()] and ids[-1:] == around[-1:]
+    return ids[first : len(ids) - last]
 
 
 def collate(examples: list[Example], context: int) -> dict:

@@ -10,14 +10,39 @@ from .config import Config, ConfigError
 
 def prompts(pairs: list[data.Pair], config: Config, tokenizer: Any) -> list[data.Pair]:
     """Returns the pairs whose sources are asked for: sentences of moderate length first, menu entries show little."""
-    fitting = [pair for pair in pairs if len(_ids(pair, config, tokenizer)) < config.train.context]
+    fitting = [pair for pair in pairs if len(_ids(pair, config, tokenizer)) <= config.train.context]
     telling = [p for p in fitting if 40 <= len(p.source) <= 90 and p.source.count(" ") >= 6]
     chosen = [*telling, *(pair for pair in fitting if pair not in set(telling))]
     return chosen[: config.generation.prompts]
 
 
 def _ids(pair: data.Pair, config: Config, tokenizer: Any) -> list[int]:
-    return tokenizer.encode(data.prompt(pair.source, config.data.prompt))
+    return data.prompt_ids(data.prompt(pair.source, config.data.prompt), tokenizer)
+
+
+class _AsTrained:
+    """A tokenizer that encodes a prompt as training does. The Sampler puts BOS before it, and takes out a second one.
+
+    It pads with an id that is in no prompt: the Sampler hides that id wherever it is.
+    """
+
+    def __init__(self, tokenizer: Any, prompts: list[list[int]]) -> None:
+        self._tokenizer = tokenizer
+        self.decode, self.eos_id = tokenizer.decode, tokenizer.eos_id
+        used = {token for ids in prompts for token in ids}
+        pad = tokenizer.pad_id()
+        usual = tokenizer.eos_id() if pad is None or pad < 0 else pad
+        self._pad = next(i for i in (usual, *range(tokenizer.vocab_size() - 1, -1, -1)) if i not in used)
+
+    def encode(self, text: str) -> list[int]:
+        return data.prompt_ids(text, self._tokenizer)
+
+    def bos_id(self) -> int | None:
+        bos = self._tokenizer.bos_id()
+        return None if bos is None or bos < 0 else bos
+
+    def pad_id(self) -> int:
+        return self._pad
 
 
 def answers(model: Any, tokenizer: Any, pairs: list[data.Pair], config: Config) -> list[str]:
@@ -28,14 +53,15 @@ def answers(model: Any, tokenizer: Any, pairs: list[data.Pair], config: Config) 
     if not pairs:
         return []
     wanted = config.generation
-    room = max(len(_ids(pair, config, tokenizer)) for pair in pairs) + 1
+    encoded = [_ids(pair, config, tokenizer) for pair in pairs]
+    room = max(map(len, encoded))
     cache = sampling.CacheConfig(
         cache_size=room + wanted.tokens + 1,
         num_layers=model.config.num_layers,
         num_kv_heads=model.config.num_kv_heads,
         head_dim=model.config.head_dim,
     )
-    sampler = sampling.Sampler(_without_remat(model), TokenizerAdapter(tokenizer), cache)
+    sampler = sampling.Sampler(_without_remat(model), TokenizerAdapter(_AsTrained(tokenizer, encoded)), cache)
     found: list[str] = []
     size = min(wanted.batch, len(pairs))
     for start in range(0, len(pairs), size):

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from cutloss.sft import data
+from cutloss.sft import data, generation
 from cutloss.sft.data import DataError, Example, Pair
 
 
@@ -151,6 +151,29 @@ def test_prompt_is_what_generation_will_send():
     tokenizer = Words()
     example = data.encode(Pair("a house", "une maison"), tokenizer, 64)
     assert example.tokens[: example.targets_from] == [2, *tokenizer.encode(data.prompt("a house"))]
+
+
+@pytest.mark.parametrize("tokenizer", [Words(), MarkedWords()])
+def test_prompt_that_ends_with_eos_or_begins_with_bos_is_trained_as_it_is_generated_from(tokenizer):
+    """Trained without the EOS that separates the turns of its template, a model never sees what it is asked with."""
+
+    class Spelled(type(tokenizer)):
+        def encode(self, text):
+            ids = super().encode(text.replace("<s>", "").replace("</s>", ""))
+            at = 1 if ids[:1] == [2] else 0
+            return [*ids[:at], *[2] * text.count("<s>"), *ids[at : len(ids) - at], *[1] * text.count("</s>"), *ids[len(ids) - at :]]
+
+        def decode(self, ids): ...
+        def pad_id(self): return 1
+        def vocab_size(self): return 40
+
+    template = "<s>{source}</s>"
+    example = data.encode(Pair("a house", "une maison"), Spelled(), 64, template)
+    prompt = example.tokens[: example.targets_from]
+    assert prompt == [2, *Words().encode("a house"), 1]
+    asked = generation._AsTrained(Spelled(), [prompt])
+    assert asked.encode(data.prompt("a house", template)) == prompt
+    assert asked.pad_id() not in prompt  # the Sampler hides its pad id wherever it is
 
 
 def test_padding_follows_from_the_length_not_from_an_id():
