@@ -17,7 +17,8 @@ def main() -> None:
     module = bool(arguments) and arguments[0] == "-m"
     program = arguments[module:]
     if not program or program[0].startswith("-"):
-        sys.exit(__doc__)
+        print(__doc__, file=sys.stderr)
+        sys.exit(2)
     os.environ.setdefault("CUTLOSS_AUTOPATCH", "1")
     from .auto import autopatch
 

@@ -38,7 +38,7 @@ def make(settings: Settings):
         Raises:
             UnsupportedModelError: the settings are strict, and the model or its head is not one cutloss knows.
         """
-        if why := meshes.undivided_batch(input_tokens.shape[0]):
+        if why := meshes.undivided_batch(input_tokens.shape[0], settings.data_sharding_axis):
             warnings.warn(why, CutLossWarning, stacklevel=2)
         batch = (input_tokens, positions, None, attention_mask)
         kwargs = {} if images is None else {"images": images}
@@ -131,7 +131,7 @@ def weighted_nll(hidden, head: adapters.Head, input_tokens, input_mask, settings
         seed=_seed(input_tokens) if settings.filter == "unbiased" else 0,
         _tiles=(settings.token_chunk, settings.vocab_chunk),
         # A filter follows one order of all tokens and ids: XLA's partitioner gathers what it needs.
-        **({} if settings.filter else meshes.layout(hidden.shape[0], head.spec)),
+        **({} if settings.filter else meshes.layout(hidden.shape[:2], head.spec, settings.data_sharding_axis)),
     )
     total = nll if plain else jnp.sum(weights.astype(nll.dtype) * nll[:, :-1])
     return total, jnp.sum(weights)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-BATCH_AXIS = "fsdp"  # the default of TrainingConfig.data_sharding_axis
+import math
 
 
 def tunix_mesh():
@@ -21,11 +21,11 @@ def current_mesh():
     return None if mesh.empty or mesh.size == 1 else mesh
 
 
-def layout(rows: int, spec) -> dict:
-    """Returns the arguments by which `linear_cross_entropy` knows how [rows, L, D] hidden states and the head lie.
+def layout(shape: tuple[int, int], spec, data_sharding_axis: tuple) -> dict:
+    """Returns the arguments by which `linear_cross_entropy` knows how [B, L, D] hidden states and the head lie.
 
-    A tracer does not say how its array is split. The model's metadata do (`spec`), and the batch is split the way Tunix
-    splits it. A spec that turns out not to be true costs a resharding, never the result.
+    A tracer does not say how its array is split. The model's metadata do (`spec`), and the batch [B, L] is split the way
+    Tunix splits it. A spec that turns out not to be true costs a resharding, never the result.
     """
     from jax.sharding import PartitionSpec
 
@@ -33,18 +33,24 @@ def layout(rows: int, spec) -> dict:
     if mesh is None or spec is None:
         return {}
     sizes = dict(mesh.shape)
-    split = BATCH_AXIS in sizes and rows % sizes[BATCH_AXIS] == 0
+    split = [_known(axes, sizes) for axes in data_sharding_axis[:2]]
+    # Tunix splits an array along all of these dimensions or along none.
+    whole = any(extent % _parts(axes, sizes) for extent, axes in zip(shape, split, strict=False))
     return {
         "mesh": mesh,
         "w_spec": PartitionSpec(*(_known(axes, sizes) for axes in spec)),
-        "x_spec": PartitionSpec(BATCH_AXIS) if split else PartitionSpec(),
+        "x_spec": PartitionSpec(*(() if whole else split)),
     }
 
 
 def _known(axes, sizes):
     """The axes of one dimension that the mesh has: Tunix's metadata name fsdp and tp on any mesh."""
-    names = () if axes is None else axes if isinstance(axes, tuple) else (axes,)
+    names = () if axes is None else axes if isinstance(axes, (tuple, list)) else (axes,)
     return tuple(name for name in names if name in sizes) or None
+
+
+def _parts(axes, sizes) -> int:
+    return math.prod(sizes[name] for name in axes or ())
 
 
 def unseen_mesh(model) -> str | None:
@@ -68,12 +74,14 @@ def unseen_mesh(model) -> str | None:
     )
 
 
-def undivided_batch(rows: int) -> str | None:
+def undivided_batch(rows: int, data_sharding_axis: tuple) -> str | None:
     """Returns what to tell the user if Tunix will give every device all `rows` of the batch, else None."""
-    shards = dict(tunix_mesh().shape).get(BATCH_AXIS, 1)
+    sizes = dict(tunix_mesh().shape)
+    axes = _known(data_sharding_axis[0] if data_sharding_axis else None, sizes)
+    shards = _parts(axes, sizes)
     if rows % shards == 0:
         return None
     return (
-        f"a batch of {rows} rows cannot be split over the {shards} devices of mesh axis {BATCH_AXIS!r}: Tunix gives "
-        f"every device all of it. Make the batch a multiple of {shards} rows."
+        f"a batch of {rows} rows cannot be split over the {shards} devices of mesh axis {', '.join(map(repr, axes))}: "
+        f"Tunix gives every device all of it. Make the batch a multiple of {shards} rows."
     )

@@ -7,6 +7,7 @@ Two names of each trainer module change: `_default_loss_fn`, which `PeftTrainer.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import threading
@@ -14,7 +15,7 @@ import warnings
 import weakref
 
 from . import adapters, loss, meshes, selfcheck
-from .settings import Settings, read
+from .settings import DATA_SHARDING_AXIS, Settings, read
 
 # The second came after 0.1.7 and is a copy of the first with a default loss of its own.
 MODULES = ("tunix.sft.peft_trainer", "tunix.experimental.train.peft_trainer_v2")
@@ -104,11 +105,19 @@ def with_cut_loss(trainer, **options):
     Raises:
         UnsupportedModelError: with strict, or SelfCheckError: the trainer is left as it was.
     """
-    settings = read(**options)
+    settings = _as_split(trainer, read(**options))
     if settings.disabled:
         return trainer
     _check_once(trainer, settings)
     return trainer.with_loss_fn(loss.make(settings))
+
+
+def _as_split(trainer, settings: Settings) -> Settings:
+    """The settings with the trainer's own way to split the batch, unless another was asked for."""
+    axis = getattr(trainer.config, "data_sharding_axis", DATA_SHARDING_AXIS)
+    if settings.data_sharding_axis != DATA_SHARDING_AXIS or axis == DATA_SHARDING_AXIS:
+        return settings
+    return dataclasses.replace(settings, data_sharding_axis=tuple(axis))
 
 
 def loss_fn(model=None, **options):
@@ -136,8 +145,14 @@ def _trainer_modules():
     yield importlib.import_module(MODULES[0])
     try:
         yield importlib.import_module(MODULES[1])
-    except ModuleNotFoundError:
-        pass
+    except ImportError as error:
+        if error.name is None or not f"{MODULES[1]}.".startswith(f"{error.name}."):  # there, but something it needs is not
+            warnings.warn(
+                f"{MODULES[1]} cannot be imported ({error}): its trainers keep their own loss. Install what it needs and "
+                "install() again",
+                loss.CutLossWarning,
+                stacklevel=2,
+            )
 
 
 def _replace(owner, name, value) -> None:
@@ -150,7 +165,12 @@ def _checking(train):
     def wrapper(self, *args, **kwargs):
         settings = getattr(self.loss_fn, "cutloss_settings", None)
         if settings is not None:
-            _check_once(self, settings)
+            own = _as_split(self, settings)
+            if own != settings:
+                for name in ("loss_fn", "eval_loss_fn"):
+                    if getattr(self, name, None) is loss.make(settings):
+                        setattr(self, name, loss.make(own))
+            _check_once(self, own)
         return train(self, *args, **kwargs)
 
     return wrapper

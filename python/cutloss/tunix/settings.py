@@ -15,6 +15,7 @@ PRESETS = {
     "tpu_large_chunks": (512, 65536),
 }
 _LARGEST_TILE = 2**31 - 8
+DATA_SHARDING_AXIS = ("fsdp",)  # the default of TrainingConfig.data_sharding_axis
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Settings:
             filter "unbiased" follow from the batch's tokens: other ones for each batch, the same in a second run.
         strict: raise UnsupportedModelError where cutloss would else warn and use the model's own loss.
         disabled: change nothing anywhere.
+        data_sharding_axis: how Tunix splits the batch, one entry for each of its dimensions: an axis of the mesh, a tuple
+            of them, or None.
     """
 
     token_chunk: int | None = None
@@ -41,6 +44,7 @@ class Settings:
     epsilon: float | None = None
     strict: bool = False
     disabled: bool = False
+    data_sharding_axis: tuple = DATA_SHARDING_AXIS
 
 
 def read(
@@ -53,6 +57,7 @@ def read(
     filter: str | None = None,
     tolerance: float | None = None,
     epsilon: float | None = None,
+    data_sharding_axis: tuple | None = None,
 ) -> Settings:
     """Returns the settings of these arguments; for each that is None, of the environment.
 
@@ -62,6 +67,7 @@ def read(
         budget: bytes, or text such as "256MiB"; else CUTLOSS_BUDGET.
         strict: else CUTLOSS_STRICT, else False.
         mode, filter, tolerance, epsilon: by argument only.
+        data_sharding_axis: as in the trainer's TrainingConfig; an installed trainer's own is used without it.
 
     Raises:
         ValueError or TypeError naming the argument or variable, its value, and what is wanted.
@@ -74,13 +80,14 @@ def read(
     return Settings(
         token_chunk=_chunk("token_chunk", token_chunk, tokens, multiple=8),
         vocab_chunk=_chunk("vocab_chunk", vocab_chunk, ids, multiple=1),
-        budget=_check.budget(os.environ.get("CUTLOSS_BUDGET") or None if budget is None else budget),
+        budget=_budget(budget),
         mode=_check.mode(mode),
         filter=_check.filter_name(filter),
         tolerance=_check.optional_number("tolerance", tolerance),
         epsilon=_check.optional_number("epsilon", epsilon),
         strict=switch("CUTLOSS_STRICT") if strict is None else strict,
         disabled=switch("CUTLOSS_DISABLE"),
+        data_sharding_axis=DATA_SHARDING_AXIS if data_sharding_axis is None else tuple(data_sharding_axis),
     )
 
 
@@ -90,6 +97,15 @@ def switch(variable: str) -> bool:
     if value not in ("", "0", "1"):
         raise ValueError(f"{variable}: {value!r} is neither 0 nor 1")
     return value == "1"
+
+
+def _budget(value: int | str | None) -> int | None:
+    if value is not None:
+        return _check.budget(value)
+    try:
+        return _check.budget(os.environ.get("CUTLOSS_BUDGET") or None)
+    except ValueError as error:
+        raise ValueError(f"CUTLOSS_BUDGET: {str(error).removeprefix('budget: ')}") from None
 
 
 def _chunk(name: str, value: int | None, from_preset: int | None, multiple: int) -> int | None:

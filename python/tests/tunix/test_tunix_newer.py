@@ -73,6 +73,17 @@ def test_adapters_on_an_unknown_head_are_not_left_out():
         ct.loss_fn(strict=True)(model, **tiny.batch())
 
 
+def test_quantised_unknown_head_is_not_left_out():
+    class Box:  # as qwix's: a shape, and no array
+        shape, ndim = (16, tiny.VOCAB), 2
+
+    model = Biased()
+    model.lm_head.kernel_box = nnx.Param(0)
+    model.lm_head.kernel_box.set_value(Box())
+    with pytest.raises(ct.UnsupportedModelError, match=r"its head is quantised .lm_head.kernel_box is a Box"):
+        ct.loss_fn(strict=True)(model, **tiny.batch())
+
+
 def test_self_check_catches_a_chunked_head_that_is_not_the_models():
     class Scaled(Biased):
         def __call__(self, *args, skip_lm_head=False):
@@ -97,8 +108,68 @@ def test_batch_that_is_not_split_is_reported(monkeypatch):
         shape = {"fsdp": 4, "tp": 2}
 
     monkeypatch.setattr(meshes, "tunix_mesh", Mesh)
-    assert meshes.undivided_batch(8) is None
-    assert "multiple of 4" in meshes.undivided_batch(6)
+    assert meshes.undivided_batch(8, ("fsdp",)) is None
+    assert "multiple of 4" in meshes.undivided_batch(6, ("fsdp",))
+    assert meshes.undivided_batch(6, ("tp",)) is None
+    assert "8 devices of mesh axis 'fsdp', 'tp'" in meshes.undivided_batch(12, (("fsdp", "tp"), None))
+
+
+def test_batch_lies_as_the_trainer_splits_it(monkeypatch):
+    """Taken to be split over fsdp where it is not, every hidden state is moved before the loss."""
+    from jax.sharding import PartitionSpec as P
+
+    class Mesh:
+        shape = {"data": 2, "fsdp": 4, "seq": 2}
+
+    monkeypatch.setattr(meshes, "current_mesh", Mesh)
+
+    def x_spec(shape, axis):
+        return meshes.layout(shape, P(), axis)["x_spec"]
+
+    assert x_spec((8, 16), ("fsdp",)) == P(("fsdp",))
+    assert x_spec((8, 16), ("data",)) == P(("data",))
+    assert x_spec((8, 16), (("data", "fsdp"), "seq")) == P(("data", "fsdp"), ("seq",))
+    assert x_spec((8, 15), (("data", "fsdp"), "seq")) == x_spec((12, 16), (("data", "fsdp"),)) == P()
+
+
+def test_trainer_s_own_axis_reaches_its_loss(monkeypatch):
+    monkeypatch.setattr(selfcheck, "check", lambda *_: None)
+    model = tiny.lora_model()
+    trainer = ct.with_cut_loss(tiny.trainer(model, data_sharding_axis=("data",)))
+    assert trainer.loss_fn.cutloss_settings.data_sharding_axis == ("data",)
+    with ct.patched():
+        trainer = tiny.trainer(model, data_sharding_axis=("data",))
+        trainer.train([])
+        assert trainer.loss_fn is trainer.eval_loss_fn is ct.loss_fn(data_sharding_axis=("data",))
+        other = tiny.trainer(model)
+        assert other.loss_fn is ct.loss_fn()
+
+
+def test_head_in_f16_is_refused():
+    with pytest.raises(ct.UnsupportedModelError, match="weight has dtype float16; float32 and bfloat16 are taken"):
+        adapters.read_head(tiny.model("qwen3-untied", dtype="float16"))
+
+
+def test_head_that_is_called_twice_is_refused():
+    """Which of its inputs the loss is of is not known."""
+    model = tiny.model()
+
+    class Gemma3(type(model)):
+        def __call__(self, *args):
+            logits, cache = super().__call__(*args)
+            return logits + self.embedder.decode(0 * logits[..., : tiny.WIDTH]), cache
+
+    object.__setattr__(model, "__class__", Gemma3)
+    with pytest.raises(ct.UnsupportedModelError, match="a forward pass called its head 2 times, expected once"):
+        ct.loss_fn(strict=True)(model, **tiny.batch())
+
+
+def test_weights_that_are_not_finite_are_seen_before_the_first_step():
+    model = tiny.lora_model()
+    table = model.embedder.input_embedding
+    table.set_value(table.get_value().at[3, 5].set(np.nan))
+    with pytest.raises(ct.SelfCheckError, match="own loss is nan.* or its weights are not finite"):
+        ct.loss_fn(model, strict=True)
 
 
 def test_head_that_computes_something_else_is_refused():

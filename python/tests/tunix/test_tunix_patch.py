@@ -127,40 +127,6 @@ def test_trainers_with_a_loss_of_their_own_are_untouched():
         trainer.train([tiny.batch()])
 
 
-def test_dpo_sees_true_logits_while_installed():
-    from tunix.sft.dpo import dpo_trainer
-
-    def loss():
-        model = tiny.lora_model()
-        cls = dpo_trainer.DPOTrainer
-        import optax
-
-        config = dpo_trainer.DPOTrainingConfig(eval_every_n_steps=10**6, max_prompt_length=4, max_response_length=8)
-        trainer = cls(model, tiny.model(), optax.sgd(0.0), config)
-        rng = np.random.default_rng(0)
-
-        def ids(n):
-            return rng.integers(1, tiny.VOCAB, (2, n)).astype(np.int32)
-
-        example = dpo_trainer.TrainingInput(
-            prompt_ids=ids(4),
-            prompt_mask=np.ones((2, 4), np.int32),
-            chosen_ids=ids(8),
-            chosen_mask=np.ones((2, 8), np.int32),
-            rejected_ids=ids(8),
-            rejected_mask=np.ones((2, 8), np.int32),
-        )
-        seen = []
-        trainer._post_process_train_step = lambda aux: seen.append(float(trainer._buffered_train_metrics.losses[0]))
-        trainer.train([example])
-        return seen
-
-    before = loss()
-    with ct.patched():
-        assert loss() == before
-    assert before
-
-
 def test_generation_is_identical_before_during_and_after():
     from tunix.generate import sampler as sampling
     from tunix.tests import test_common

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import cutloss.tunix as ct
@@ -46,9 +47,21 @@ def test_presets_mean_what_they_say(monkeypatch):
 )
 def test_bad_value_is_an_error_not_silence(monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
-    with pytest.raises(ValueError, match=value):
+    with pytest.raises(ValueError, match=f"^{variable}: .*{value}"):
         ct.install()
     assert not ct.is_installed()
+
+
+def test_every_variable_has_its_effect(monkeypatch):
+    monkeypatch.setenv("CUTLOSS_BUDGET", "1MiB")
+    monkeypatch.setenv("CUTLOSS_TOKEN_CHUNK", "64")
+    assert settings.read().budget == 2**20 and chunks() == (64, None)
+    assert settings.read(budget=5, token_chunk=8).budget == 5
+    batch = {name: np.ones((1, 4), np.int32) for name in ("input_tokens", "input_mask", "positions", "attention_mask")}
+    monkeypatch.setenv("CUTLOSS_STRICT", "1")
+    with pytest.raises(ct.UnsupportedModelError):
+        ct.loss_fn()(object(), **batch)
+    assert not settings.read(strict=False).strict
 
 
 def test_disabled_changes_nothing(monkeypatch):
@@ -108,3 +121,27 @@ def test_autopatch_waits_for_tunix_and_needs_the_variable(tmp_path):
     script.write_text("import sys;" + look + "; print(sys.argv[1:])")
     done = run("", "-m", "cutloss.tunix", str(script), "a", CUTLOSS_AUTOPATCH="0")
     assert done.stdout.split("\n")[:2] == ["False", "['a']"], done.stderr
+
+
+def test_autopatch_after_the_trainer_is_imported_installs_at_once(monkeypatch):
+    from tunix.sft import peft_trainer
+
+    monkeypatch.setenv("CUTLOSS_AUTOPATCH", "yes")
+    with pytest.raises(ValueError, match="^CUTLOSS_AUTOPATCH: 'yes' is neither 0 nor 1"):
+        ct.autopatch()
+    monkeypatch.setenv("CUTLOSS_AUTOPATCH", "1")
+    try:
+        assert ct.autopatch() and hasattr(peft_trainer._default_loss_fn, "cutloss_settings")
+    finally:
+        ct.uninstall()
+
+
+def test_a_module_is_run_with_the_patch_waiting_and_its_own_arguments(tmp_path):
+    program = "import sys\nprint(any('cutloss' in type(f).__module__ for f in sys.meta_path), __name__, sys.argv[1:])"
+    (tmp_path / "my_training.py").write_text(program)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = run("", "-m", "cutloss.tunix", "-m", "my_training", "--steps", "3", PYTHONPATH=path)
+    assert done.stdout.strip() == "True __main__ ['--steps', '3']", done.stderr
+    for wrong in ([], ["-m"], ["--help"]):
+        done = run("", "-m", "cutloss.tunix", *wrong)
+        assert done.returncode == 2 and "python -m cutloss.tunix [-m MODULE | SCRIPT]" in done.stderr
