@@ -78,8 +78,8 @@ def arrays_of(options: argparse.Namespace) -> Iterator[tuple[str, sources.Arrays
     elif options.hidden:
         if path is None:
             raise ValueError("--hidden and --labels go with --gguf or --safetensors; --npy FOLDER reads all three")
-        record = {"model": path.name}
-        yield path.stem, sources.Arrays(options.hidden, sources.table_of(path), options.labels, record=record)
+        table, head = sources.table_of(path)
+        yield path.stem, sources.Arrays(options.hidden, table, options.labels, head, {"model": path.name})
     else:
         kinds = options.text.split(",")
         read = {kind: texts.read(kind, 40 * options.tokens) for kind in kinds}  # before a model is loaded in vain
@@ -101,7 +101,9 @@ def is_llama(path: Path) -> bool:
 
 
 def result_of(arrays: sources.Arrays, tool_options: list[str]) -> dict[str, Any]:
-    words = {key: value for key, value in arrays.options.items() if value is not None}
+    given = {word.partition("=")[0] for word in tool_options}
+    words = {key: value for key, value in arrays.options.items()
+             if value is not None and f"--{key.replace('_', '-')}" not in given}  # fmt: skip
     return {"record": arrays.record} | analyze(arrays.hidden, arrays.table, arrays.labels,
                                                progress=sys.stderr.isatty(), extra=tool_options, **words)  # fmt: skip
 

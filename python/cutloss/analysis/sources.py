@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,26 +47,44 @@ def npy(folder: Path) -> Arrays:
     return Arrays(*files, record={"source": folder.name})
 
 
-def table_of(path: Path) -> np.ndarray:
-    """Returns the head's table of a .gguf or .safetensors file, or of a folder: lm_head, else the embedding."""
+def table_of(path: Path) -> tuple[np.ndarray, dict[str, Any]]:
+    """Returns the head's table of a .gguf or .safetensors file, or of a folder, and the head's options for `analyze`.
+
+    The table is lm_head, or else the embedding: also where the config.json beside it says that they are one.
+    """
+    if path.suffix == ".gguf":
+        return _gguf_table(path)
     from cutloss.sft import weight_files
 
-    if path.suffix == ".gguf":
-        import gguf
-
-        tensors = {tensor.name: tensor for tensor in weight_files.gguf(path).tensors}
-        found = tensors.get("output.weight") or tensors.get("token_embd.weight")
-        if found is None:
-            raise ValueError(f"{path}: has neither output.weight nor token_embd.weight")
-        return np.asarray(gguf.dequantize(found.data, found.tensor_type), np.float32)
+    folder = path if path.is_dir() else path.parent
+    settings = folder / "config.json"
+    found = json.loads(settings.read_text()) if settings.is_file() else {}
+    found = {**found, **(found.get("text_config") or {})}
+    tied = found.get("tie_word_embeddings", str(found.get("model_type")).startswith("gemma"))  # what Gemma's leave out
+    suffixes = ("embed_tokens.weight",) if tied else ("lm_head.weight", "embed_tokens.weight")
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-    for suffix in ("lm_head.weight", "embed_tokens.weight"):
+    for suffix in suffixes:
         for file in files:
             with weight_files.safetensors(file) as tensors:
                 for name in tensors.keys():
                     if name.endswith(suffix) and "per_layer" not in name:
-                        return tensors.get_tensor(name)
-    raise ValueError(f"{path}: no *.safetensors there has lm_head.weight or embed_tokens.weight")
+                        return tensors.get_tensor(name), {"softcap": found.get("final_logit_softcapping")}
+    raise ValueError(f"{path}: no *.safetensors there has {' or '.join(suffixes)}")
+
+
+def _gguf_table(path: Path) -> tuple[np.ndarray, dict[str, Any]]:
+    import gguf
+
+    from cutloss.sft import weight_files
+
+    reader = weight_files.gguf(path)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    found = tensors.get("output.weight") or tensors.get("token_embd.weight")
+    if found is None:
+        raise ValueError(f"{path}: has neither output.weight nor token_embd.weight")
+    cap = reader.fields.get(f"{reader.fields['general.architecture'].contents()}.final_logit_softcapping")
+    table = np.asarray(gguf.dequantize(found.data, found.tensor_type), np.float32)
+    return table, {"softcap": (cap.contents() or None) if cap else None}
 
 
 def rows_of(ids: list[int], bos: int | None, tokens: int, context: int) -> tuple[np.ndarray, np.ndarray]:

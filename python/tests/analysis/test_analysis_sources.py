@@ -1,5 +1,6 @@
 """Where the arrays come from, and the figures."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -127,15 +128,58 @@ def test_a_llama_of_gguf_is_the_published_model_in_spite_of_its_permuted_heads(t
 
 def test_the_table_of_a_file_is_the_head_or_else_the_embedding(tiny_llama, tmp_path):
     path, w = tiny_llama
-    np.testing.assert_array_equal(sources.table_of(path), w["embed"])
+    np.testing.assert_array_equal(sources.table_of(path)[0], w["embed"])
     numpy_files = pytest.importorskip("safetensors.numpy")
     head = w["embed"] + 1
     numpy_files.save_file({"model.embed_tokens.weight": w["embed"]}, tmp_path / "a.safetensors")
-    np.testing.assert_array_equal(sources.table_of(tmp_path), w["embed"])
+    np.testing.assert_array_equal(sources.table_of(tmp_path)[0], w["embed"])
     numpy_files.save_file({"lm_head.weight": head.astype(ml_dtypes.bfloat16)}, tmp_path / "b.safetensors")
-    np.testing.assert_array_equal(sources.table_of(tmp_path), head.astype(ml_dtypes.bfloat16))
+    np.testing.assert_array_equal(sources.table_of(tmp_path)[0], head.astype(ml_dtypes.bfloat16))
+    (tmp_path / "config.json").write_text('{"tie_word_embeddings": true}')  # a lm_head saved along with it is not used
+    np.testing.assert_array_equal(sources.table_of(tmp_path)[0], w["embed"])
     with pytest.raises(ValueError, match="lm_head.weight or embed_tokens.weight"):
         sources.table_of(Path(__file__).parent)
+
+
+@needs_tool
+def test_the_softcap_of_a_file_goes_with_its_table(tmp_path, capsys):
+    """Without it the logits of a Gemma 2 are others, and so is the loss."""
+    numpy_files, gguf = pytest.importorskip("safetensors.numpy"), pytest.importorskip("gguf")
+    from cutloss.analysis.__main__ import main
+
+    rng = np.random.default_rng(3)
+    table, hidden = (2 * rng.standard_normal((n, 8)).astype(np.float32) for n in (60, 20))
+    labels = rng.integers(0, 60, 20)
+    sources.Arrays(hidden, table, labels).dump(tmp_path / "arrays")
+    model = tmp_path / "model"
+    model.mkdir()
+    numpy_files.save_file({"model.embed_tokens.weight": table}, model / "a.safetensors")
+    (model / "config.json").write_text('{"model_type": "gemma2", "final_logit_softcapping": 5.0}')
+    writer = gguf.GGUFWriter(model / "a.gguf", "gemma2")
+    writer.add_final_logit_softcapping(5.0)
+    writer.add_tensor("token_embd.weight", table)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    given = [f"--{name}={tmp_path}/arrays/{name}.npy" for name in ("hidden", "labels")]
+    common = [*given, "--what", "mass", "--no-plots", "--out", str(tmp_path)]
+
+    def nll(*source):
+        assert main([*common, *source, "--name", "x"]) == 0
+        (file,) = tmp_path.glob("x-*.json")
+        found = json.loads(file.read_text())["nll"]
+        file.unlink()
+        return found
+
+    def wanted(cap):
+        z = cap * np.tanh(hidden @ table.T.astype(np.float64) / cap)
+        return np.mean(np.log(np.exp(z).sum(1)) - z[np.arange(20), labels])
+
+    # f32 logits of 8 terms up to 100: within 1e-5; without the cap the loss is several times as large.
+    for path in (["--safetensors", str(model)], ["--gguf", str(model / "a.gguf")]):
+        assert nll(*path) == pytest.approx(wanted(5.0), rel=1e-5)
+        assert nll(*path, "--softcap", "7") == pytest.approx(wanted(7.0), rel=1e-5)
 
 
 def test_every_label_is_the_token_after_its_row_s_input():
