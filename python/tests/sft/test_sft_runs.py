@@ -145,6 +145,32 @@ def test_every_choice_learns(tmp_path, overrides):
     assert losses[20] < losses[1] - 0.02
 
 
+@pytest.fixture(scope="module")
+def dense_losses(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dense")
+    runs.go(runs.settings(folder, "loss.arm=dense", steps=3, lr=1e-3), folder / "run")
+    return list(runs.losses(folder / "run").values())
+
+
+@long
+@pytest.mark.parametrize(
+    ("overrides", "later"),
+    [
+        # Adam's steps of 1e-3 may differ in the sign of a gradient that is rounding only, rarely.
+        *((("loss.mode=" + mode,), 1e-5) for mode in ("auto", "stream", "chunk", "recompute")),
+        # The loss is exact with a filter too; its gradients are off by what the tolerance allows, and the next losses.
+        (("loss.mode=sparse", "loss.filter=certified", "loss.tolerance=1e-4"), 1e-3),
+        (("loss.mode=sparse", "loss.filter=unbiased", "loss.tolerance=1e-4"), 1e-3),
+        (("loss.filter=tile", "loss.epsilon=1e-4"), 1e-3),
+    ],
+)
+def test_every_way_to_the_loss_trains_with_the_same_losses(tmp_path, dense_losses, overrides, later):
+    runs.go(runs.settings(tmp_path, *overrides, steps=3, lr=1e-3), tmp_path / "run")
+    losses = list(runs.losses(tmp_path / "run").values())
+    assert losses[0] == pytest.approx(dense_losses[0], rel=1e-5)
+    assert losses == pytest.approx(dense_losses, rel=later)
+
+
 @long
 @pytest.mark.parametrize("overrides", [(), ("lora.bits=8",), ("lora.bits=4", "model.family=llama3")])
 def test_fit_finds_what_training_then_plans(tmp_path, overrides):

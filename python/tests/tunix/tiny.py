@@ -183,9 +183,9 @@ def values_and_grads(loss_fns, model, data, wrt=None):
     return results
 
 
-def trainer(lora_model, cls=None, learning_rate=1e-2, **config):
+def trainer(lora_model, cls=None, learning_rate=1e-2, optimizer=None, evaluate_every=10**6, **config):
     import optax
     from tunix.sft import peft_trainer
 
-    config = peft_trainer.TrainingConfig(eval_every_n_steps=10**6, **config)
-    return (cls or peft_trainer.PeftTrainer)(lora_model, optax.adamw(learning_rate), config)
+    config = peft_trainer.TrainingConfig(eval_every_n_steps=evaluate_every, **config)
+    return (cls or peft_trainer.PeftTrainer)(lora_model, optimizer or optax.adamw(learning_rate), config)
