@@ -95,9 +95,9 @@ def runner_of(options: argparse.Namespace, path: Path | None) -> sources.Runner:
 
 
 def is_llama(path: Path) -> bool:
-    import gguf
+    from ..sft import weight_files
 
-    return gguf.GGUFReader(path).fields["general.architecture"].contents() == "llama"
+    return weight_files.gguf(path).fields["general.architecture"].contents() == "llama"
 
 
 def result_of(arrays: sources.Arrays, tool_options: list[str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..sft import gguf_file, gguf_tokenizer
+from ..sft import gguf_file, gguf_tokenizer, weight_files
 
 
 class Llama:
@@ -22,7 +22,7 @@ class Llama:
         """Reads the file; raises ValueError if it holds anything this model does not compute with."""
         import gguf
 
-        self._path, self._reader = path, gguf.GGUFReader(path)
+        self._path, self._reader = path, weight_files.gguf(path)
         with self._named():
             config = gguf_file.config_json(self._reader, "llama")
             for tensor in self._reader.tensors:
