@@ -91,9 +91,11 @@ def linear_cross_entropy(
         Differentiating lse costs one more evaluation, so ask for it inside a scan only if it is needed.
       filter, tolerance, epsilon, seed: filters of the CPU kernels, as in ``cutloss.linear_cross_entropy``; an error on
         other platforms. epsilon is a probability. seed may be traced.
-      mode, budget, threads: limits for the CPU kernels, as in ``cutloss.linear_cross_entropy``; the workspace is part
-        of the program, so that ``compiled.memory_analysis()`` counts it. Elsewhere tiles are up to 2048 tokens x 4096
-        ids, as the chip's memory allows.
+      mode, budget, threads: limits, as in ``cutloss.linear_cross_entropy``, of the lowering that runs. On CPU the
+        workspace is part of the program, so that ``compiled.memory_analysis()`` counts it. Elsewhere budget is about what
+        XLA takes on a device beside arguments and results, in tiles of up to 2048 tokens x 4096 ids. A trainable head is
+        done by "recompute" without one, and by "chunk" where it has room for the logits of 1024 tokens or more, and of
+        all where a mesh splits them. mode="chunk" alone takes 1024 tokens at a time.
       mesh, x_spec, w_spec: a jax.sharding.Mesh, and how x and w lie on it as jax.sharding.PartitionSpec. What is not
         given is found where JAX shows it; see docs/sharding.md. Arguments and results are whole arrays. All options
         above go with it but filter and filter_eps, which follow one order of all tokens and ids.
@@ -106,8 +108,9 @@ def linear_cross_entropy(
 
         not differentiated                  1u          nothing
         x only (frozen head)                2u          the gradient of x, in x's dtype; backward only scales it
-        w, or both; mean and sum            3u to 4u    the gradients, in their argument's dtype; backward only scales
-        w, or both; "none"                  4u to 5u    two numbers a token; backward forms the logits again
+        w, or both; mean and sum: "chunk"   3u          the gradients, in their argument's dtype; backward only scales
+                            "recompute"     4u          the same
+        w, or both; "none"                  4u to 5u    three numbers a token; backward forms the logits again
 
     Gradients have the dtype of their argument, sums are in float32. Products of float32 arrays on TPU and GPU follow
     ``jax.default_matmul_precision``. Works under jit, grad, vjp, vmap, scan, checkpoint and shard_map, with x64 on
@@ -119,7 +122,7 @@ def linear_cross_entropy(
         outside jit also a label outside [0, V). Inside jit such a label gives NaN for its token's loss and gradient.
       TypeError: a dtype that is not taken; a second derivative or forward-mode differentiation; a gradient of
         token_weights, class_weights, soft_targets or denominator.
-      BudgetError: (a ValueError) no mode fits the budget.
+      BudgetError: (a ValueError) no mode fits the budget, on the platform that runs; the text names one that does.
     """
     wanted, top_k = _arguments.metrics(metrics)
     options = _options.Options(

@@ -1,4 +1,5 @@
-"""dx, dw and dbias from a known softmax: per vocabulary tile over all token tiles."""
+"""dx, dw and dbias from a known softmax: per vocabulary tile over all token tiles, whose logits are formed again or were
+kept."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from . import _objective
 from ._head import Head, Tokens, at, at_label, finite, product
 from ._manual import vary_like
 from ._options import Wants
+from ._stream import kept_tile
 
 _F32 = jnp.float32
 
@@ -26,21 +28,30 @@ class Softmax(NamedTuple):
 
 
 def gradients(head: Head, wants: Wants, batch: Tokens, nll: jax.Array, peak: jax.Array, log_mass: jax.Array,
-               best_id: jax.Array | None) -> tuple[jax.Array | None, ...]:
-    """dx [tiles, T, D] f32, dw and dbias; None for what is not wanted."""
+              best_id: jax.Array | None, logits: jax.Array | None = None, sums: Any = None) -> tuple[Any, ...]:
+    """dx [tiles, T, D] f32, dw and dbias; None for what is not wanted.
+
+    logits: those that `stream` kept. sums: dw and dbias of the chunks of tokens before, to which this one's are added.
+    """
     # 1 - p_y, without the subtraction
     c = _objective.coefficients(head.options, batch.rows, -jnp.expm1(-nll), peak + log_mass, head.total, head.vocab)
     softmax = Softmax(peak, log_mass, c, best_id)
     scale = head.options.logit_scale
     kahan = len(batch.x) > MANY_TILES
 
-    def vocab_tile(first: Any, ids: jax.Array, tile: jax.Array, carry: Any) -> Any:
+    def logits_of(tokens: Tokens, i: jax.Array, first: Any, ids: jax.Array, tile: Any) -> Any:
+        if logits is None:
+            return head.logits(tokens.counted, tile, ids)
+        z = kept_tile(logits, first // head.size, i, len(ids))
+        return z, head.slope(z)
+
+    def vocab_tile(first: Any, ids: jax.Array, tile: jax.Array | None, carry: Any) -> Any:
         def token_tile(i: jax.Array, carry: Any) -> Any:
             d_x, sums = carry
             tokens, known = at(i, (batch, softmax))
 
             def add(d_x: jax.Array | None, sums: Any) -> Any:
-                dz = _logit_gradients(head, tokens, known, ids, tile)
+                dz = _logit_gradients(head, tokens, known, ids, *logits_of(tokens, i, first, ids, tile))
                 if wants.d_x:
                     d_x = d_x + head.rows_of(dz, tile)
                 parts = (_table_gradient(head, tokens, dz) if wants.d_w else None, dz.sum(0) if wants.d_bias else None)
@@ -54,21 +65,41 @@ def gradients(head: Head, wants: Wants, batch: Tokens, nll: jax.Array, peak: jax
             return _Sum(zero, jnp.zeros_like(zero) if kahan else None) if wanted else None
 
         d_x, d_w, d_bias = carry
-        sums = (zeros(wants.d_w, tile.shape), zeros(wants.d_bias, ids.shape))
+        sums = (zeros(wants.d_w, head.tile_shape(len(ids))), zeros(wants.d_bias, ids.shape))
         d_x, (tile_sum, bias_sum) = lax.fori_loop(0, len(batch.x), token_tile, (d_x, sums))
         if wants.d_w:
-            d_tile = head.place.scatter(tile_sum.value * scale, head.id_axis).astype(d_w.dtype)
-            d_w = _place_tile(head, d_w, d_tile, first, ids)
+            d_w = _place_tile(head, d_w, tile_sum.value * scale, first, ids)
         if wants.d_bias:
             d_bias = _place_ids(head, d_bias, bias_sum.value, first, ids)
         return d_x, d_w, d_bias
 
     d_x = vary_like(jnp.zeros(batch.x.shape, _F32), head.w) if wants.d_x else None
+    d_w, d_bias = _nothing(head, wants) if sums is None else sums
+    d_x, d_w, d_bias = head.over_tiles(vocab_tile, (d_x, d_w, d_bias), read=wants.d_x or logits is None)
+    d_x = head.place.over_vocab(d_x) * scale if wants.d_x else None
+    return (d_x, d_w, d_bias) if sums is not None else (d_x, d_w, _own_ids(head, d_bias))
+
+
+def _nothing(head: Head, wants: Wants) -> tuple[jax.Array | None, jax.Array | None]:
     d_w = vary_like(jnp.zeros_like(head.w), head.w) if wants.d_w else None
-    d_bias = vary_like(jnp.zeros((head.place.parts, head.rows), _F32), head.w) if wants.d_bias else None
-    d_x, d_w, d_bias = head.over_tiles(vocab_tile, (d_x, d_w, d_bias))
-    d_bias = head.place.scatter_ids(d_bias).astype(head.extra.bias.dtype) if wants.d_bias else None
-    return (head.place.over_vocab(d_x) * scale if wants.d_x else None), d_w, d_bias
+    return d_w, vary_like(jnp.zeros((head.place.parts, head.rows), _F32), head.w) if wants.d_bias else None
+
+
+def _own_ids(head: Head, d_bias: jax.Array | None) -> jax.Array | None:
+    return None if d_bias is None else head.place.scatter_ids(d_bias).astype(head.extra.bias.dtype)
+
+
+def sums_of_chunks(head: Head, wants: Wants, chunks: int) -> tuple[_Sum | None, _Sum | None]:
+    """For dw and dbias of one chunk of tokens after the other, where each device has its own ids."""
+    def zeros(wanted: bool, shape: tuple[int, ...]) -> _Sum | None:
+        zero = vary_like(jnp.zeros(shape, _F32), head.w)
+        return _Sum(zero, jnp.zeros_like(zero) if chunks > MANY_TILES else None) if wanted else None
+
+    return zeros(wants.d_w, head.w.shape), zeros(wants.d_bias, (1, head.rows))
+
+
+def of_sums(head: Head, d_w: _Sum | None, d_bias: _Sum | None) -> tuple[jax.Array | None, jax.Array | None]:
+    return d_w and d_w.value.astype(head.w.dtype), d_bias and _own_ids(head, d_bias.value)
 
 
 # A plain f32 sum over more tiles of tokens may lose MANY_TILES * 2**-24, 4e-6, of the terms' magnitude.
@@ -98,24 +129,44 @@ def _add(total: _Sum, part: jax.Array) -> _Sum:
     return _Sum(value, (value - total.value) - part)
 
 
-def _place_tile(head: Head, whole: jax.Array, tile: jax.Array, first: Any, ids: jax.Array) -> jax.Array:
-    if head.extra.vocab_order is None:
-        return lax.dynamic_update_slice_in_dim(whole, tile, first, head.id_axis)
-    return whole.at[ids].set(tile) if head.id_axis == 0 else whole.at[:, ids].set(tile)
+def _place_tile(head: Head, whole: Any, part: jax.Array, first: Any, ids: jax.Array) -> Any:
+    """part: f32, of this device's tokens."""
+    def cut(a: jax.Array) -> jax.Array:
+        if head.extra.vocab_order is None:
+            return lax.dynamic_slice_in_dim(a, first, len(ids), head.id_axis)
+        return jnp.take(a, ids, axis=head.id_axis)
+
+    def put(whole: jax.Array, tile: jax.Array) -> jax.Array:
+        if head.extra.vocab_order is None:
+            return lax.dynamic_update_slice_in_dim(whole, tile, first, head.id_axis)
+        return whole.at[ids].set(tile) if head.id_axis == 0 else whole.at[:, ids].set(tile)
+
+    if isinstance(whole, _Sum):
+        return jax.tree.map(put, whole, _add(jax.tree.map(cut, whole), part))
+    return put(whole, head.place.scatter(part, head.id_axis).astype(whole.dtype))
 
 
-def _place_ids(head: Head, whole: jax.Array, sums: jax.Array, first: Any, ids: jax.Array) -> jax.Array:
+def _place_ids(head: Head, whole: Any, part: jax.Array, first: Any, ids: jax.Array) -> Any:
     """whole: [parts, rows], so that devices exchange sums once and not for every tile."""
-    if head.extra.vocab_order is None:
-        return lax.dynamic_update_slice_in_dim(whole, sums.reshape(len(whole), -1), first, 1)
-    return whole.at[0, ids].set(sums)
+    def cut(a: jax.Array) -> jax.Array:
+        if head.extra.vocab_order is None:
+            return lax.dynamic_slice_in_dim(a, first, len(ids), 1)
+        return a[:, ids]
+
+    def put(whole: jax.Array, sums: jax.Array) -> jax.Array:
+        if head.extra.vocab_order is None:
+            return lax.dynamic_update_slice_in_dim(whole, sums.reshape(len(whole), -1), first, 1)
+        return whole.at[0, ids].set(sums.reshape(-1))
+
+    if isinstance(whole, _Sum):
+        return jax.tree.map(put, whole, _add(jax.tree.map(cut, whole), part[None]))
+    return put(whole, part)
 
 
-def _logit_gradients(head: Head, tokens: Tokens, known: Softmax, ids: jax.Array, tile: jax.Array) -> jax.Array:
-    """By the tile's raw logits, [T, ids]."""
+def _logit_gradients(head: Head, tokens: Tokens, known: Softmax, ids: jax.Array, z: jax.Array,
+                     slope: jax.Array | None) -> jax.Array:
+    """By the tile's raw logits, [T, ids]. slope: of z by them, None for 1."""
     rows, options, c = tokens.rows, head.options, known.coefficients
-    x = tokens.counted
-    z, slope = head.logits(x, tile, ids)
     is_label = at_label(tokens.target, ids)
     p = jnp.exp((z - finite(known.peak)[:, None]) - known.log_mass[:, None])
     softmax, label = c.softmax[:, None] * p, c.label[:, None]

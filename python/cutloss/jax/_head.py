@@ -95,6 +95,10 @@ class Head(NamedTuple):
         bent = jnp.tanh(raw / cap)
         return cap * bent, 1 - bent * bent
 
+    def slope(self, z: jax.Array) -> jax.Array | None:
+        """The same derivative, of logits that were kept."""
+        return None if self.options.softcap is None else 1 - (z / self.options.softcap) ** 2
+
     def rows_of(self, weights: jax.Array, tile: jax.Array) -> jax.Array:
         """weights [T, ids] @ table -> [T, D]"""
         return product(weights, tile, 1, self.id_axis)
@@ -119,8 +123,13 @@ class Head(NamedTuple):
         """The device's part of the table, gathering nothing."""
         return self._replace(place=self.place.ungathered, kept=None)
 
-    def over_tiles(self, body: Callable[[Any, jax.Array, jax.Array, Any], Any], carry: Any) -> Any:
-        """carry = body(first, ids, tile, carry) over tiles in order. first: of the tile's rows in the device's part."""
+    def tile_shape(self, ids: int) -> tuple[int, int]:
+        hidden = self.place.hidden(self.w.shape[self.hidden_axis])
+        return (ids, hidden) if self.id_axis == 0 else (hidden, ids)
+
+    def over_tiles(self, body: Callable[[Any, jax.Array, Any, Any], Any], carry: Any, read: bool = True) -> Any:
+        """carry = body(first, ids, tile, carry) over tiles in order. first: of the tile's rows in the device's part.
+        Without `read` nothing is gathered, and the tile is None."""
         size = self.size
         whole = self.rows // size
         starts = self.place.starts(self.rows)
@@ -129,20 +138,21 @@ class Head(NamedTuple):
             ids = (starts[:, None] + first + lax.iota(jnp.int32, size)).reshape(-1)
             if self.extra.vocab_order is not None:
                 ids = self.extra.vocab_order[ids]
-                return body(first, ids, jnp.take(self.w, ids, axis=self.id_axis), carry)
-            return body(first, ids, self._part(first, size), carry)
+            return body(first, ids, self._part(first, size, ids) if read else None, carry)
 
         carry = lax.fori_loop(0, whole, lambda k, carry: step(k * size, size, carry), carry)
         if whole * size < self.rows:
             carry = step(whole * size, self.rows - whole * size, carry)
         return carry
 
-    def _part(self, first: Any, size: int) -> jax.Array:
+    def _part(self, first: Any, size: int, ids: jax.Array) -> jax.Array:
         def cut(a: jax.Array, first: Any, size: int) -> jax.Array:
             if isinstance(first, int):
                 return lax.slice_in_dim(a, first, first + size, axis=self.id_axis)
             return lax.dynamic_slice_in_dim(a, first, size, self.id_axis)
 
+        if self.extra.vocab_order is not None:
+            return jnp.take(self.w, ids, axis=self.id_axis)
         if self.kept is None:
             return self.place.gather(cut(self.w, first, size), self.id_axis)
         return cut(self.kept, first * self.place.parts, size * self.place.parts)

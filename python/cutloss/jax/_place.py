@@ -26,7 +26,6 @@ class Place(NamedTuple):
     token_axes: tuple[str, ...] = ()  # all that split tokens
     ids: tuple[tuple[str, int], ...] = ()  # (axis, its size): all that split the table's ids, in the order of its spec
     hidden_parts: tuple[tuple[str, int], ...] = ()  # token axes that split the table's hidden dimension, with sizes
-    whole: bool = False  # gather the table once and keep it, instead of tile by tile
     chip: str = ""  # device_kind
 
     @property

@@ -3,7 +3,6 @@ differentiation, so that no shard_map is ever differentiated."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,13 +11,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from . import _ffi, _objective, _xla
+from . import _ffi, _lowering, _objective, _xla
 from ._mesh import Layout
 from ._options import Extra, Options, Values, Wants
 from ._place import Place
-
-# A trainable head reads its table twice. Gathered whole it is moved once; this is what it may take without a budget.
-WHOLE_TABLE_BYTES = 512 << 20
 
 
 class _Inputs(NamedTuple):
@@ -36,7 +32,6 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
              saved: tuple[jax.Array, jax.Array, jax.Array] | None, extra: Extra) -> Values:
     layout, lead = options.layout, x.shape[:-1]
     none = options.reduction == "none"
-    place = layout.place._replace(whole=_keeps_table(options, wants, w, layout, extra, saved is not None))
     inputs = _ready(options, _Inputs(x, w, labels, cotangent, saved, extra))
     specs = _specs(options, inputs)
     local = options._replace(layout=None, shift=0, sequence=0)
@@ -44,7 +39,7 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
     def program(inputs: _Inputs) -> Values:
         own = inputs.x.shape[:-1]
         flat = _by_token(options, inputs, lambda a, _: a.reshape(-1, *a.shape[len(own) :]))
-        return _results_by_token(_on_device(local, wants, place, flat), none, lambda a: a.reshape(own + a.shape[1:]))
+        return _results_by_token(_on_device(local, wants, layout.place, flat), none, lambda a: a.reshape(own + a.shape[1:]))
 
     values = jax.shard_map(program, mesh=layout.mesh, check_vma=False, in_specs=(specs,),
                            out_specs=_result_specs(options, wants, layout))(_placed(layout, inputs, specs))
@@ -74,14 +69,6 @@ def _results_by_token(values: Values, none: bool, change: Callable[[jax.Array], 
     by_token |= {"loss": values.loss} if none else {}
     metrics = {name: a if name == "mean_logits" else change(a) for name, a in values.metrics.items()}
     return values._replace(metrics=metrics, **{name: a if a is None else change(a) for name, a in by_token.items()})
-
-
-def _keeps_table(options: Options, wants: Wants, w: jax.Array, layout: Layout, extra: Extra, known: bool) -> bool:
-    """Whether the device gathers its ids' part of the table whole: if it reads it twice, and it is small enough."""
-    ids = math.prod(size for axis, size in layout.place.ids if axis in layout.place.vocab_axes)
-    limit = WHOLE_TABLE_BYTES if options.budget is None else options.budget
-    twice = _xla.passes(options, wants, layout.place, extra, known) > 1
-    return layout.place.gathers and twice and w.size * w.dtype.itemsize <= limit * ids
 
 
 # ------------------------------------------------------------------------------------ arrays as the devices take them
@@ -167,18 +154,19 @@ def _put(layout: Layout, a: jax.Array, spec: PartitionSpec) -> jax.Array:
 
 
 def _on_device(options: Options, wants: Wants, place: Place, inputs: _Inputs) -> Values:
-    def tiles(i: _Inputs) -> Values:
+    def tiles(options: Options, i: _Inputs) -> Values:
         return _xla.evaluate(options, wants, i.x, i.w, i.labels, i.cotangent, i.saved, place, i.extra)
 
-    def kernels(i: _Inputs) -> Values:
+    def kernels(options: Options, i: _Inputs) -> Values:
         return _kernels(options, wants, place, i)
 
     # The kernels need each token's label among their ids, and round dw and dbias before they are summed over devices.
     bias = inputs.extra.bias
     rounded = (wants.d_w and inputs.w.dtype != jnp.float32) or (wants.d_bias and bias.dtype != jnp.float32)
     if options.impl == "xla" or place.vocab_axes or rounded or not _ffi.available():
-        return tiles(inputs)
-    return kernels(inputs) if options.impl == "cpu" else lax.platform_dependent(inputs, cpu=kernels, default=tiles)
+        return tiles(options, inputs)
+    return kernels(options, inputs) if options.impl == "cpu" else _lowering.either(
+        options, place.chip, kernels, tiles, inputs)
 
 
 def _kernels(options: Options, wants: Wants, place: Place, inputs: _Inputs) -> Values:

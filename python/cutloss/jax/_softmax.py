@@ -11,7 +11,6 @@ from jax import lax
 from . import _metrics, _objective
 from ._head import Head, Tokens, at_label, finite
 from ._manual import vary_like
-from ._options import Options
 from ._place import Place
 
 _F32 = jnp.float32
@@ -54,8 +53,11 @@ def start(head: Head, want_d_x: bool, tokens: Tokens) -> State:
 
 def absorb(head: Head, tokens: Tokens, ids: jax.Array, tile: jax.Array, state: State) -> State:
     """Takes the logits of one vocabulary tile into the softmax."""
-    x = tokens.counted
-    z, slope = head.logits(x, tile, ids)
+    return absorb_logits(head, tokens, ids, tile, *head.logits(tokens.counted, tile, ids), state)
+
+
+def absorb_logits(head: Head, tokens: Tokens, ids: jax.Array, tile: jax.Array, z: jax.Array, slope: jax.Array | None,
+                  state: State) -> State:
     is_label = at_label(tokens.target, ids)
     others = jnp.where(is_label, -jnp.inf, z)
     top = jnp.maximum(state.top, others.max(axis=1))
@@ -136,7 +138,7 @@ def finish(head: Head, tokens: Tokens, state: State, label_rows: jax.Array | Non
     c = _objective.coefficients(options, rows, total * others / mass, lse, head.total, head.vocab)
     # Coefficients outside the sum over the vocabulary's parts: each token's are the same on all of them.
     d_x = (c.softmax * (others / mass))[:, None] * state.weighted
-    d_x += (c.label * _slope(options, state.label_logit))[:, None] * label_rows.astype(_F32)
+    d_x += (c.label * _slope(head, state.label_logit))[:, None] * label_rows.astype(_F32)
     d_x = _other_targets(head, tokens, state, d_x)
     if c.smooth is not None:
         d_x -= c.smooth[:, None] * (even if state.smooth_rows is None else state.smooth_rows)
@@ -144,15 +146,16 @@ def finish(head: Head, tokens: Tokens, state: State, label_rows: jax.Array | Non
     return Found(loss, *out, metrics, jnp.where(rows.valid[:, None], d_x, 0).astype(tokens.x.dtype))
 
 
-def _slope(options: Options, z: jax.Array) -> Any:
-    return 1 if options.softcap is None else 1 - (z / options.softcap) ** 2
+def _slope(head: Head, z: jax.Array) -> Any:
+    slope = head.slope(z)
+    return 1 if slope is None else slope
 
 
 def _other_targets(head: Head, tokens: Tokens, state: State, d_x: jax.Array) -> jax.Array:
     rows = tokens.rows
     if rows.soft_ids is None:
         return d_x
-    weights = rows.upstream[:, None] * rows.soft_weight * _slope(head.options, state.soft_logits)
+    weights = rows.upstream[:, None] * rows.soft_weight * _slope(head, state.soft_logits)
 
     def one(k: jax.Array, d_x: jax.Array) -> jax.Array:
         return d_x - weights[:, k, None] * head.label_rows(rows.soft_ids[:, k]).astype(_F32)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from . import _ffi, _sharded, _xla
+from . import _ffi, _lowering, _sharded, _xla
 from ._manual import vary_like
 from ._options import Extra, Options, Values, Wants
 
@@ -37,10 +37,10 @@ def _no_second_derivative(*_: Any) -> Any:
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _compiled(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels: jax.Array | None,
               cotangent: jax.Array, saved: tuple[jax.Array, jax.Array, jax.Array] | None, extra: Extra) -> Values:
-    def kernels(x: Any, w: Any, labels: Any, cotangent: Any, saved: Any, extra: Extra) -> Values:
+    def kernels(options: Options, x: Any, w: Any, labels: Any, cotangent: Any, _: Any, extra: Extra) -> Values:
         return _ffi.evaluate(options, wants, x, w, labels, cotangent, extra)
 
-    def tiles(x: Any, w: Any, labels: Any, cotangent: Any, saved: Any, extra: Extra) -> Values:
+    def tiles(options: Options, x: Any, w: Any, labels: Any, cotangent: Any, saved: Any, extra: Extra) -> Values:
         return _xla.evaluate(options, wants, x, w, labels, cotangent, saved, extra=extra)
 
     arguments = (x, w, labels, cotangent, saved, extra)
@@ -51,14 +51,15 @@ def _compiled(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels
         if options.impl == "xla" or not _ffi.available():
             raise ValueError(f"filter {options.filter!r} runs in the C++ kernels, on CPU only; elsewhere use no filter, "
                              "or filter_eps")
-        return kernels(*arguments) if options.impl == "cpu" else lax.platform_dependent(*arguments, cpu=kernels)
+        run = functools.partial(kernels, options)
+        return run(*arguments) if options.impl == "cpu" else lax.platform_dependent(*arguments, cpu=run)
     if options.impl == "xla" or (options.filter_eps is not None and any(wants)):
-        return tiles(*arguments)
+        return tiles(options, *arguments)
     if not _ffi.available():
         _warn_no_kernels()
-        return tiles(*arguments)
-    return kernels(*arguments) if options.impl == "cpu" else lax.platform_dependent(
-        *arguments, cpu=kernels, default=tiles)
+        return tiles(options, *arguments)
+    return kernels(options, *arguments) if options.impl == "cpu" else _lowering.either(
+        options, "", kernels, tiles, *arguments)
 
 
 @functools.cache
@@ -69,9 +70,13 @@ def _warn_no_kernels() -> None:
 
 def _check_plan(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels: jax.Array | None,
                 extra: Extra) -> None:
-    """Makes the plan of the kernels for its checks, the same on every platform and mesh."""
+    """Every rule on the problem, by the kernels' planner on any platform; a budget is that of what runs. On a mesh the
+    plan is of one device's part, and made there."""
     flat = jax.ShapeDtypeStruct((math.prod(x.shape[:-1]), x.shape[-1]), x.dtype)
-    _ffi.make_plan(options, wants, flat, w, labels, extra)
+    kernels = options.layout is None and options.filter_eps is None and _lowering.is_for_cpu(options)
+    _ffi.make_plan(options if kernels else options._replace(budget=None), wants, flat, w, labels, extra)
+    if options.layout is None and not kernels and options.filter is None:
+        _xla.check_plan(options, wants, flat, w, extra)
 
 
 def _ones(options: Options, x: jax.Array) -> jax.Array:

@@ -1,9 +1,12 @@
 """The loss and its gradients in plain XLA, for platforms that the C++ kernels do not run on.
 
-Two loops over tiles of tokens x ids, whose logits are the only ones that exist at a time (`_tiles.py` has their size):
+Loops over tiles of tokens x ids, of which `_plan.py` has the size and the way they are used:
 
-  stream    loss, lse and dx: per token tile a running maximum, sum and accumulator over the vocabulary; 1u, 2u with dx
-  gradients dw and dx from a known softmax: per vocabulary tile over all token tiles; 3u, or 2u without dx
+  stream     `_stream.py`: loss, lse and dx. Per token tile a running maximum, sum and accumulator over the vocabulary; 1u,
+             2u with dx
+  recompute  the same without dx, then `_gradients.py`: dw and dx from the known softmax, per vocabulary tile over all
+             token tiles, whose logits are formed again; 4u, or 3u without dx or dw
+  chunk      `_chunk.py`: the two for one chunk of tokens after the other, whose logits are kept in between; 3u, or 2u
 
 The metrics rank and, with softcap, mean_logits each take one more pass over the table, 1u.
 
@@ -18,20 +21,21 @@ use it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from . import _metrics, _objective, _softmax, _tiles
+from . import _metrics, _objective, _plan
+from ._chunk import by_chunks
 from ._gradients import gradients
-from ._head import Head, Labels, Tokens, at, at_label
+from ._head import Head, Tokens, at, at_label
 from ._manual import vary_like
 from ._options import FILTER_REPORT, Extra, Options, Values, Wants
 from ._place import ALONE, Place
-from ._softmax import Found, State
+from ._softmax import Found
+from ._stream import stream, update
 
 _F32 = jnp.float32
 
@@ -51,31 +55,26 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
     if tokens == 0:
         return _no_tokens(options, wants, x, w, place, extra)
     rows, reduced = _objective.prepare(options, labels, cotangent, extra, tokens, vocab, place)
-    tile = _tiles.choose(tokens, hidden, place.chip or _tiles.default_chip())
-    tile = tile._replace(tokens=options.tiles[0] or tile.tokens, ids=options.tiles[1] or tile.ids)
-    tiles = -(-tokens // tile.tokens)
+    plan = _plan.make(options, wants, _plan.problem(options, x, w, place, extra, saved is not None))
+    tiles = -(-tokens // (plan.chunks * plan.tile.tokens)) * plan.chunks
     height = -(-tokens // (8 * tiles)) * 8  # tiles of one size, a multiple of 8 lanes, as near to equal as that allows
     batch = jax.tree.map(lambda a: _tile(a, tiles, height), Tokens(x, rows))
     total = _objective.class_total(extra, vocab)
     filtered = options.filter_eps is not None and any(wants)
-    ids = _chunked(options.chunk_size, tile.ids) if filtered else min(tile.ids, max(options.chunk_size, LEAST_IDS))
-    head = Head(options if filtered else options._replace(filter_eps=None), w, place, max(8, ids // place.parts),
-                 extra=extra if filtered else extra._replace(vocab_order=None), total=total)
-    if filtered:
-        head = head._replace(tile_ids=ids)
-    if place.whole:
+    head = Head(options if filtered else options._replace(filter_eps=None), w, place, plan.tile.ids // place.parts,
+                extra=extra if filtered else extra._replace(vocab_order=None), total=total)
+    if plan.whole:
         head = head.keeping()
 
-    by_stream = _by_stream(wants, place, extra) and not filtered
-    found = None
-    if saved is None or by_stream or filtered:
-        found = _stream(head, by_stream, batch)
-        nll, peak, log_mass, d_x = found.nll, found.peak, found.log_mass, found.d_x
-    else:
-        nll, peak, log_mass = (_tile(a, tiles, height) for a in saved)
-        d_x = None
-    d_w = d_bias = None
-    if any(wants) and not by_stream:
+    found = d_w = d_bias = None
+    if plan.mode == "chunk":
+        found, d_x, d_w, d_bias = by_chunks(head, wants, plan, batch)
+    elif saved is None or plan.mode == "stream" or filtered:
+        found, _ = stream(head, plan.d_x_first, batch)
+        d_x = found.d_x
+    nll, peak, log_mass = ((found.nll, found.peak, found.log_mass) if found is not None
+                           else (_tile(a, tiles, height) for a in saved))
+    if plan.mode == "recompute":
         best = found.metrics["argmax"] if filtered else None
         d_x, d_w, d_bias = gradients(head, wants, batch, nll, peak, log_mass, best)
 
@@ -102,26 +101,10 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
                   d_bias, metrics)
 
 
-def _by_stream(wants: Wants, place: Place, extra: Extra) -> bool:
-    """Whether the gradient of x comes out of the first pass. That needs the targets' rows of the table at its end: of
-    gathered tiles one a token is kept as they come by, and not the K of soft targets."""
-    return wants.d_x and not wants.head and not (place.gathers and extra.soft_ids is not None)
-
-
-def passes(options: Options, wants: Wants, place: Place, extra: Extra, known: bool) -> int:
-    """How often `evaluate` goes through the table on a mesh. known: `saved` is given."""
-    stream = _by_stream(wants, place, extra)
-    more = 0 if known else len({"rank", "mean_logits"} & options.metrics)
-    return (stream or not known) + (any(wants) and not stream) + more
-
-
-# Below this the ceiling that chunk_size is would cost more than the memory it saves: 512 bytes a token.
-LEAST_IDS = 128
-
-
-def _chunked(chunk: int, most: int) -> int:
-    """Ids of a tile made of whole chunks."""
-    return chunk * max(1, most // chunk)
+def check_plan(options: Options, wants: Wants, x: Any, w: Any, extra: Extra) -> None:
+    """Raises the BudgetError that `evaluate` of the gradients would, of a softmax that is known then."""
+    if x.shape[0]:
+        _plan.make(options, wants, _plan.problem(options, x, w, ALONE, extra, known=True))
 
 
 def _no_tokens(options: Options, wants: Wants, x: jax.Array, w: jax.Array, place: Place, extra: Extra) -> Values:
@@ -146,44 +129,6 @@ def _tile(a: jax.Array, tiles: int, height: int) -> jax.Array:
     return a.reshape(tiles, height, *a.shape[1:])
 
 
-# ---------------------------------------------------------------------------------------------------------- the loops
-
-
-def _stream(head: Head, want_d_x: bool, batch: Tokens) -> Found:
-    """Arrays [tiles, T, ...]."""
-    options = head.options
-    smooth = want_d_x and options.label_smoothing and options.softcap is None
-    even = _softmax.constant(head) if smooth else None
-
-    def absorb(tokens: Tokens) -> State:
-        return head.over_tiles(lambda _, ids, tile, state: _softmax.absorb(head, tokens, ids, tile, state),
-                               _softmax.start(head, want_d_x, tokens))
-
-    def label_rows(tokens: Tokens) -> jax.Array | None:
-        return head.label_rows(tokens.target) if want_d_x else None
-
-    if not head.place.gathers and not head.place.vocab_axes:
-        return _each(batch, lambda tokens: _softmax.finish(head, tokens, absorb(tokens), label_rows(tokens), even))
-
-    tiles, rows = batch.target.shape
-    every = jax.tree.map(lambda a: lax.collapse(a, 0, 2), batch)
-    if head.place.gathers:
-        labels = Labels.of(head, every.target) if want_d_x else None
-
-        def vocab_tile(first: Any, ids: jax.Array, tile: jax.Array, carry: Any) -> Any:
-            states, labels = carry
-            states = _update(batch, states, lambda tokens, state: _softmax.absorb(head, tokens, ids, tile, state))
-            return states, labels and labels.see(head, first, tile)
-
-        states, labels = head.over_tiles(vocab_tile, (_softmax.start(head, want_d_x, batch), labels))
-        found = labels and labels.in_order()
-    else:
-        states, found = _each(batch, absorb), label_rows(every)
-    states = jax.tree.map(lambda a: lax.collapse(a, 0, 2), states)
-    # All tokens at once: what is exchanged is exchanged once.
-    return jax.tree.map(lambda a: a.reshape(tiles, rows, *a.shape[1:]), _softmax.finish(head, every, states, found, even))
-
-
 # --------------------------------------------------------------------------------- metrics that take a pass of their own
 
 
@@ -196,7 +141,7 @@ def _rank(head: Head, batch: Tokens, found: Found) -> jax.Array:
         return logit, larger + above.sum(axis=1, dtype=jnp.int32)
 
     def vocab_tile(_: Any, ids: jax.Array, tile: jax.Array, states: Any) -> Any:
-        return _update(batch, states, lambda tokens, state: count(tokens, ids, tile, state))
+        return update(batch, states, lambda tokens, state: count(tokens, ids, tile, state))
 
     _, larger = head.over_tiles(vocab_tile, (found.label_logit, jnp.zeros_like(batch.target)))
     return _metrics.rank(batch.rows, found.peak + found.log_mass, head.place.over_vocab(larger))
@@ -224,24 +169,3 @@ def _mean_logits(head: Head, batch: Tokens) -> jax.Array:
     means = head.over_tiles(tile_means, vary_like(jnp.zeros((place.parts, head.rows), _F32), head.w))
     means = place.own_ids(means) if head.options.softcap is None else place.scatter_ids(means)
     return jnp.where(valid > 0, means, 0)
-
-
-# ----------------------------------------------------------------------------------------- token tiles, one by one
-
-
-def _each(batch: Tokens, f: Callable[[Tokens], Any]) -> Any:
-    """f of every token tile; zeros, at no cost, for one whose tokens are all ignored."""
-    def zeros(tokens: Tokens) -> Any:
-        return jax.tree.map(lambda a: vary_like(jnp.zeros(a.shape, a.dtype), tokens.x), jax.eval_shape(f, tokens))
-
-    return lax.map(lambda tokens: lax.cond(jnp.any(tokens.valid), f, zeros, tokens), batch)
-
-
-def _update(batch: Tokens, states: State, f: Callable[[Tokens, State], State]) -> State:
-    """f of every token tile and its state, in place; a tile whose tokens are all ignored keeps its state."""
-    def tile(i: jax.Array, states: State) -> State:
-        tokens, state = at(i, (batch, states))
-        state = lax.cond(jnp.any(tokens.valid), f, lambda _, same: same, tokens, state)
-        return jax.tree.map(lambda a, one: a.at[i].set(one), states, state)
-
-    return lax.fori_loop(0, len(batch.x), tile, states)

@@ -26,8 +26,9 @@ class Settings:
         token_chunk: tokens of a tile of logits on TPU and GPU, a multiple of 8, or None. On CPU the C++ kernels' own
             plan decides.
         vocab_chunk: vocabulary ids of such a tile, or None.
-        budget: bytes of workspace for the C++ kernels on CPU, or None.
-        mode, filter, tolerance, epsilon: of the C++ kernels, as in cutloss.linear_cross_entropy. The random numbers of
+        budget: bytes of workspace, or None.
+        mode: as in cutloss.jax.
+        filter, tolerance, epsilon: of the C++ kernels, as in cutloss.linear_cross_entropy. The random numbers of
             filter "unbiased" follow from the batch's tokens: other ones for each batch, the same in a second run.
         strict: raise UnsupportedModelError where cutloss would else warn and use the model's own loss.
         disabled: change nothing anywhere.

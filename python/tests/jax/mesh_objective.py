@@ -21,7 +21,7 @@ from mesh_checks import MESHES, mesh_of, refused
 from objective import dense, metrics_of, near
 from oracle import BF16, F32, problem
 
-from cutloss.jax import _sharded, hlo, linear_cross_entropy
+from cutloss.jax import _plan, hlo, linear_cross_entropy
 
 check = mesh_runner.Checks()
 EVERY_METRIC = ("lse", "nll", "entropy", "argmax", "correct", "rank", "top_k=3", "mean_logits", "valid_count")
@@ -77,7 +77,8 @@ def compare(x, w, labels, bias, arrays, argnums=(0, 1, 2), lse=True, sequence=0,
     if lse:
         options["metrics"] = EVERY_METRIC
     loss, found, gradients = step(x, w, labels, bias, arrays, cotangent, lse_cotangent, argnums, **options)
-    plain = {k: v for k, v in options.items() if k not in ("mesh", "w_spec", "x_spec", "metrics") and k[0] != "_"}
+    plain = {k: v for k, v in options.items() if k not in ("mesh", "w_spec", "x_spec", "metrics", "mode",
+             "budget") and k[0] != "_"}
     flat = {k: tuple(a.reshape(n, -1) for a in v) if k == "soft_targets" else v.reshape(-1) for k, v in arrays.items()}
     want = dense(x.reshape(n, -1), w, None if labels is None else labels.reshape(-1), bias=bias, sequence=sequence,
                  cotangent=np.reshape(cotangent, np.shape(cotangent) and -1),
@@ -120,20 +121,26 @@ MORE = ("rows8", "rows2tp4", "tp4rows2", "all", "same")
 TWO = (3.0, None)  # with a softcap, and without
 
 
-@check(("fsdp4tp2", 3.0), ("tp8", None), long=(
-    ("fsdp4tp2", None), ("tp8", 3.0), *((name, cap) for name in ("fsdp8", "fsdp2tp4", *MORE) for cap in TWO)))
-def an_option_is_lost_or_summed_twice(name, cap):
+CHUNK = {"mode": "chunk", "budget": "1GiB"}
+
+
+@check(("fsdp4tp2", 3.0), ("tp8", None), ("fsdp4tp2", 3.0, CHUNK), long=(
+    ("fsdp4tp2", None), ("tp8", 3.0), ("tp8", None, {"mode": "chunk"}), ("tp8", 3.0, {"mode": "chunk"}),
+    *((name, cap, more) for name in ("fsdp8", "fsdp2tp4", *MORE) for cap in TWO for more in ({}, CHUNK))))
+def an_option_is_lost_or_summed_twice(name, cap, more={}):
     """Of two batches of tokens one that no axis divides, with everything at once: shift, weights, smoothing, z-loss."""
     x, w, labels, bias, arrays = arguments(90, 264, 16, soft=False)
     compare(x, w, labels, bias, arrays, logit_scale=0.7, softcap=cap, label_smoothing=0.15, z_loss=0.02, shift=2,
-            _impl="xla", **spec_options(name))
+            _impl="xla", **more, **spec_options(name))
 
 
 @check(("fsdp8", (0,)), long=(
-    *((name, (0, 1, 2)) for name in ("tp8", "fsdp4tp2", "fsdp2tp4", *MORE)), *((name, (0,)) for name in ("tp8", "fsdp4tp2", "all"))))
-def soft_targets_are_seen_by_one_part(name, argnums):
+    *((name, (0, 1, 2)) for name in ("tp8", "fsdp4tp2", "fsdp2tp4", *MORE)), *((name, (0,)) for name in ("tp8", "fsdp4tp2", "all")),
+    *((name, (0, 1, 2), CHUNK) for name in ("fsdp8", "fsdp2tp4"))))
+def soft_targets_are_seen_by_one_part(name, argnums, more={}):
     x, w, _, bias, arrays = arguments(90, 264, 16, soft=True)
-    compare(x, w, None, bias, arrays, argnums, softcap=3.0, z_loss=0.02, shift=2, _impl="xla", **spec_options(name))
+    compare(x, w, None, bias, arrays, argnums, softcap=3.0, z_loss=0.02, shift=2, _impl="xla", **more,
+            **spec_options(name))
 
 
 @check(("fsdp4tp2", None), long=(("tp8", None), ("fsdp8", 3.0), ("rows2tp4", 3.0), ("all", None)))
@@ -235,11 +242,11 @@ def an_option_gathers_or_sums_for_every_token_tile(budget, gathers):
                "metrics": ("entropy", "argmax", "top_k=3", "rank")}
 
     def loss(x, w, labels, bias, weights):
-        limit, _sharded.WHOLE_TABLE_BYTES = _sharded.WHOLE_TABLE_BYTES, budget if budget is not None else 1 << 30
+        limit, _plan.WHOLE_TABLE_BYTES = _plan.WHOLE_TABLE_BYTES, budget if budget is not None else 1 << 30
         try:
             return linear_cross_entropy(x, w, labels, bias=bias, token_weights=weights, **options, **specs)
         finally:
-            _sharded.WHOLE_TABLE_BYTES = limit
+            _plan.WHOLE_TABLE_BYTES = limit
 
     def lie(shape, dtype, spec):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(specs["mesh"], spec))

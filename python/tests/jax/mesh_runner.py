@@ -32,12 +32,13 @@ class Checks:
         """Prints one JSON object, {name of a check: None, or what went wrong}. Arguments: short|long [-v] [-k PART]."""
         import jax
 
-        from cutloss.jax import _head, _tiles
+        from cutloss.jax import _head, _plan, _tiles
 
         jax.config.update("jax_disable_most_optimizations", True)
         if small_tiles:
             _tiles.choose = lambda *_: _tiles.Tile(tokens=16, ids=24)
             _head.Labels.CHUNK = 8
+            _plan.CHUNK, _plan.LEAST_CHUNK = 32, 8
         part = sys.argv[sys.argv.index("-k") + 1] if "-k" in sys.argv else ""
         outcomes = {}
         for name, run in self.groups[sys.argv[1]].items():

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 IMPLEMENTATIONS = ["cpu", "xla"]
 
 
-def check(x, w, labels, impl, argnums=(0, 1), cotangent=1.0, **options):
+def check(x, w, labels, way, argnums=(0, 1), cotangent=1.0, **options):
     """Values, gradients and dtypes, through jit and jax.vjp."""
     @jax.jit
     def run(x, w, labels, cotangent):
@@ -20,7 +20,7 @@ def check(x, w, labels, impl, argnums=(0, 1), cotangent=1.0, **options):
             both = [x, w]
             for i, value in zip(argnums, some):
                 both[i] = value
-            return linear_cross_entropy(*both, labels, _impl=impl, **options)
+            return linear_cross_entropy(*both, labels, **way, **options)
 
         value, pull = jax.vjp(loss, *((x, w)[i] for i in argnums))
         return value, pull(jnp.broadcast_to(cotangent, value.shape))
@@ -35,27 +35,32 @@ def check(x, w, labels, impl, argnums=(0, 1), cotangent=1.0, **options):
         close(name, gradient, getattr(want, name), getattr(want, "tol_" + name))
 
 
-@pytest.mark.parametrize("argnums", [(0,), (1,), (0, 1)], ids=["x", "w", "xw"])
-@pytest.mark.parametrize("shape", [(1, 1, 1), (16, 32, 16), (17, 31, 5), (33, 97, 33)])
-@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-def test_tail_of_a_tile_is_dropped_or_shifted(impl, shape, argnums, small_tiles):
-    check(*problem(*shape), impl, argnums)
+TAILS = [(1, 1, 1), (16, 32, 16), (17, 31, 5), (33, 97, 33)]
+
+
+@pytest.mark.parametrize("way,shape,argnums", [
+    *((way, shape, argnums) for way in ("cpu", "xla") for shape in TAILS for argnums in ((0,), (1,), (0, 1))),
+    ("chunk", (33, 97, 33), (1,)), ("chunk", (33, 97, 33), (0, 1)), ("chunk", (17, 31, 5), (0, 1))], indirect=["way"])
+def test_tail_of_a_tile_is_dropped_or_shifted(way, shape, argnums, small_tiles):
+    check(*problem(*shape), way, argnums)
 
 
 def test_tail_of_a_tile_is_dropped_by_the_kernels():
     for n, v, d in ((5, 33, 17), (31, 257, 9), (95, 129, 97), (257, 96, 33), (96, 15, 129)):
-        check(*problem(n, v, d), "cpu")
+        check(*problem(n, v, d), {"_impl": "cpu"})
 
 
-@pytest.mark.parametrize("reduction,dtypes", [
-    ("mean", (BF16, F32)), ("sum", (F32, F32)), ("none", (BF16, BF16)), ("none", (F32, BF16))],
-    ids=lambda v: v if isinstance(v, str) else f"{v[0]}-{v[1]}")
-@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-def test_reduction_dtype_or_layout_is_mixed_up(impl, dtypes, reduction, small_tiles):
+MIXES = [("mean", (BF16, F32)), ("sum", (F32, F32)), ("none", (BF16, BF16)), ("none", (F32, BF16))]
+
+
+@pytest.mark.parametrize("way,reduction,dtypes", [
+    *((way, *mix) for way in ("cpu", "xla") for mix in MIXES), ("chunk", "mean", (BF16, F32)), ("chunk", "sum", (F32, BF16))],
+    indirect=["way"], ids=lambda v: f"{v[0]}-{v[1]}" if isinstance(v, tuple) else v)
+def test_reduction_dtype_or_layout_is_mixed_up(way, dtypes, reduction, small_tiles):
     x, w, labels = problem(37, 75, 19, e_dtype=dtypes[0], c_dtype=dtypes[1], head_layout="dv")
     cotangent = np.linspace(-2, 3, 37).astype(F32) if reduction == "none" else 2.5
-    for argnums in ((0,), (0, 1)):
-        check(x, w, labels, impl, argnums, cotangent, reduction=reduction, softcap=2.0, head_layout="dv")
+    for argnums in ((0, 1),) if "mode" in way else ((0,), (0, 1)):
+        check(x, w, labels, way, argnums, cotangent, reduction=reduction, softcap=2.0, head_layout="dv")
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
@@ -72,13 +77,13 @@ def test_fixed_values(impl):
         assert np.abs(gradients[1]).sum() == pytest.approx(sum_d_w, rel=1e-5)
 
 
-@pytest.mark.parametrize("argnums", [(0,), (0, 1)], ids=["x", "xw"])
-@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-def test_confident_row_loses_its_gradient(impl, argnums):
+@pytest.mark.parametrize("way,argnums", [("cpu", (0,)), ("cpu", (0, 1)), ("xla", (0,)), ("xla", (0, 1)), ("chunk", (0, 1))],
+                         indirect=["way"])
+def test_confident_row_loses_its_gradient(way, argnums):
     for gap in (10.0, 16.0, 30.0, 80.0):
         x, w = np.array([[gap]], F32), np.zeros((10, 1), F32)
         w[3] = 1
-        value, gradients = jax.value_and_grad(linear_cross_entropy, argnums)(x, w, np.array([3]), _impl=impl)
+        value, gradients = jax.value_and_grad(linear_cross_entropy, argnums)(x, w, np.array([3]), **way)
         rest = 9 * np.exp(-gap)
         np.testing.assert_allclose(value, np.log1p(rest), rtol=4e-6)
         np.testing.assert_allclose(gradients[0][0, 0], -rest / (1 + rest), rtol=4e-6)
@@ -129,12 +134,12 @@ def test_adapters_on_a_frozen_head_get_another_gradient_than_dense():
             np.testing.assert_allclose(got[name], want[name], rtol=0, atol=2e-5 * np.abs(want[name]).max())
 
 
-@pytest.mark.parametrize("impl", ["cpu", "xla"])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_an_lse_rounded_to_f32_blurs_the_softmax_of_large_logits(impl, reduction):
+@pytest.mark.parametrize("way,reduction", [("cpu", "mean"), ("cpu", "none"), ("xla", "mean"), ("xla", "none"),
+                                           ("chunk", "mean")], indirect=["way"])
+def test_an_lse_rounded_to_f32_blurs_the_softmax_of_large_logits(way, reduction):
     """All logits near 2^20, exactly: only their differences count, and p computed as exp(z - lse) is off by 3 %."""
     w = np.array([[0, 1], [0, 1], [0, 1], [-1, 1]], np.float32)
     x = np.array([[1, 2.0**20]], np.float32)
-    got = jax.grad(lambda w: linear_cross_entropy(x, w, np.array([0]), reduction=reduction, _impl=impl).sum())(w)[:, 0]
+    got = jax.grad(lambda w: linear_cross_entropy(x, w, np.array([0]), reduction=reduction, **way).sum())(w)[:, 0]
     p = np.exp([0.0, 0, 0, -1]) / np.exp([0.0, 0, 0, -1]).sum()
     np.testing.assert_allclose(got, p - [1, 0, 0, 0], rtol=32 * 2.0**-24)

@@ -77,6 +77,18 @@ def test_label_out_of_range_gives_a_finite_loss(impl, bad):
         linear_cross_entropy(X, W, labels, _impl=impl)
 
 
+def test_bad_label_or_ignored_nan_spreads_from_a_chunk(small_tiles):
+    """Of rows 2 and 3 one is ignored, and one makes NaN for the table's gradient; the others of x stay."""
+    labels, bad = np.resize(Y, 40), np.resize(X, (40, 5))
+    labels[2], bad[2] = -100, np.nan
+    f = jax.jit(jax.grad(functools.partial(linear_cross_entropy, reduction="sum", mode="chunk", _impl="xla"), (0, 1)))
+    d_x, d_w = f(bad, W, labels)
+    assert np.isfinite(d_x).all() and np.isfinite(d_w).all() and not d_x[2].any()
+    labels[3] = 11
+    d_x, d_w = f(bad, W, labels)
+    assert np.isnan(d_x[3]).all() and np.isfinite(np.delete(d_x, 3, 0)).all() and np.isnan(d_w).any()
+
+
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_bad_label_has_the_weight_of_class_0(impl):
     good = np.where(Y == 0, 1, Y).astype(np.int32)
