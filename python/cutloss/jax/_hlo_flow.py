@@ -111,6 +111,8 @@ def _same(program: Program, computation: Computation,
             yield [node], source
     elif operation in _OF_FIRST:
         yield here, _nodes(computation, operands[0])
+        if operation == "dynamic-update-slice":  # zeros at first, where gathered tiles of a table are put together
+            yield here, _nodes(computation, operands[1])
     elif operation not in _NEW:
         for one in operands:
             for node, array in zip(_nodes(computation, one), one.arrays):

@@ -4,14 +4,13 @@ import functools
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from mesh_objective import arguments, compare
-from oracle import F32, close, dense, problem
+from oracle import F32
 
 import cutloss
-from cutloss.jax import _gradients, _plan, _tiles, linear_cross_entropy
+from cutloss.jax import _ffi, _gradients, _plan, _tiles, linear_cross_entropy
 from cutloss.jax._options import Options, Wants
 
 MIB = 1 << 20
@@ -129,18 +128,40 @@ def test_memory_is_over_the_budget(small_tiles):
 # ------------------------------------------------------------------------------------------------- budgets of platforms
 
 
-def step(x, w, labels, **options):
-    f = jax.jit(jax.value_and_grad(functools.partial(linear_cross_entropy, **options), (0, 1)))
-    return f.trace(x, w, labels)
+def lower(platform, **options):
+    shapes = (jax.ShapeDtypeStruct((64, 64), F32), jax.ShapeDtypeStruct((4096, 64), F32), jax.ShapeDtypeStruct((64,), np.int32))
+    f = jax.jit(jax.value_and_grad(lambda *a: linear_cross_entropy(*a, **options).sum(), (0, 1)))
+    return f.trace(*shapes).lower(lowering_platforms=(platform,)).as_text()
 
 
 def test_budget_is_held_against_another_platforms_program(monkeypatch):
-    x, w, labels = problem(64, 4096, 64)
-    budgets = {}
-    for impl in ("cpu", "xla"):
-        with pytest.raises(cutloss.BudgetError) as caught:
-            step(x, w, labels, budget=1, _impl=impl)
-        budgets[impl] = max(map(int, re.findall(r"\d{4,}", str(caught.value))))
-    kernels, tiles = sorted(budgets, key=budgets.get)
-    assert "XLA" in str(caught.value) and budgets[kernels] < budgets[tiles], budgets
-    print(budgets)
+    """The tiles of XLA take 114 KiB, the kernels 20."""
+    for reduction in ("mean", "none"):
+        lower("cpu", budget=50_000, reduction=reduction)
+        with pytest.raises(cutloss.BudgetError, match="the smallest that works here is"):
+            lower("cpu", budget=10_000, reduction=reduction)
+    monkeypatch.setattr(_tiles, "default_chip", lambda: "TPU v5 lite")
+    jax.clear_caches()
+    for reduction in ("mean", "none"):
+        with pytest.raises(cutloss.BudgetError, match="the XLA lowering has no plan"):
+            lower("tpu", budget=50_000, reduction=reduction)
+    make_plan = _ffi.make_plan
+
+    def hungry(options, *rest):
+        if options.budget is not None:
+            raise cutloss.BudgetError("of the kernels")
+        return make_plan(options, *rest)
+
+    monkeypatch.setattr(_ffi, "make_plan", hungry)
+    for reduction in ("mean", "none"):
+        assert "cutloss" not in lower("tpu", budget="1MiB", reduction=reduction)
+    jax.clear_caches()
+
+
+def test_mode_or_budget_is_not_used():
+    """Products in the program: of each kind of tile, whole and last, three; and one more of logits that are formed again."""
+    x, w, labels = (jax.ShapeDtypeStruct(s, t) for s, t in (((4096, 8), F32), ((16484, 8), F32), ((4096,), np.int32)))
+    for options, count in (({}, 8), ({"mode": "chunk"}, 6), ({"budget": "130MiB"}, 6), ({"budget": "20MiB"}, 8),
+                           ({"budget": "130MiB", "reduction": "none"}, 8)):
+        f = jax.grad(lambda *a: linear_cross_entropy(*a, _impl="xla", **options).sum(), (0, 1))
+        assert jax.jit(f).lower(x, w, labels).as_text().count("stablehlo.dot_general") == count, options

@@ -48,6 +48,27 @@ def test_table_its_casts_gradient_or_moments_pass_for_logits():
     assert logits(adam, (N, D), (V, D), (V, D), (N,), tile_tokens=N - 1) == []
 
 
+PUT_TOGETHER = """\
+HloModule jit_f, is_scheduled=true
+
+ENTRY %main (w: f32[512,16384], x: f32[4096,16384]) -> f32[] {
+  %w = f32[512,16384] parameter(0)
+  %x = f32[4096,16384] parameter(1)
+  %zero = f32[] constant(0)
+  %at = s32[] constant(0)
+  %empty = f32[4096,16384] broadcast(%zero), dimensions={}
+  %tile = f32[512,16384] TILE
+  %kept = f32[4096,16384] dynamic-update-slice(%empty, %tile, %at, %at)
+  ROOT %out = f32[] reduce(%kept, %zero), dimensions={0,1}, to_apply=%add
+}
+"""
+
+
+def test_gathered_table_that_is_kept_passes_for_logits():
+    for tile, found in (("copy(%w)", 0), ("dot(%x, %w), lhs_contracting_dims={0}, rhs_contracting_dims={0}", 1)):
+        assert len(hlo.scan(PUT_TOGETHER.replace("TILE", tile), vocab=16384).logits) == found
+
+
 def test_logits_over_a_share_of_the_vocabulary_are_not_seen():
     text = TPU.replace("VOCAB", "65536").replace("TOKENS", "4096")
     assert [one.tokens for one in hlo.scan(text, vocab=262144).logits] == [4096]
