@@ -16,6 +16,8 @@ MIB = 1 << 20
 TABLE = tpu_checks.VOCAB * tpu_checks.HIDDEN * 2
 GRADIENT_OF_X = tpu_checks.TOKENS * tpu_checks.HIDDEN * 4  # as it is summed, f32
 
+ON_CHIP = 128 * MIB
+
 # `make test-long` puts libtpu here and not into .venv, where JAX would look for a TPU in every program.
 FOLDER = Path(__file__).parents[3] / "build" / "libtpu"
 
@@ -64,7 +66,7 @@ MESHES = [("fsdp4", 1), ("fsdp2tp2", 1 / 2), ("tp4", 0), ("fsdp8", 1), ("fsdp4tp
 @pytest.mark.parametrize("mesh,gathered", MESHES)
 def test_table_is_gathered_twice_or_kept(programs, mesh, gathered):
     program = programs[mesh + " frozen"]
-    check_frozen(program, 1.25 * MIB)  # what is exchanged is in it too
+    check_frozen(program, 1.25 * MIB if mesh == "fsdp2tp2" else MIB)
     assert program["loop_bytes"] == moved(program, "all-gather")[1] <= gathered * TABLE, program["text"]
     # Outside loops: three f32 a token and the gradient of x, once.
     assert moved(program, "all-reduce")[0] <= GRADIENT_OF_X + 3 * 4 * tpu_checks.TOKENS, program["text"]
@@ -93,7 +95,8 @@ def test_trainable_head_gathers_twice_or_sums_in_bfloat16(programs, mesh, gather
     program = programs[mesh + " trainable"]
     assert program["logits"] == []
     # The gathered part of the table is kept, so that it is gathered once; its gradient is reduced in f32.
-    assert beside(program) <= gathered * TABLE + 64 * MIB, program["text"]
+    assert program["temp_bytes"] <= gathered * TABLE + 1.25 * MIB, program["text"]
+    assert beside(program) <= gathered * TABLE + ON_CHIP, program["text"]  # a small gradient is on the chip at first
     assert moved(program, "all-gather")[0] <= gathered * TABLE, program["text"]
     assert moved(program, "reduce-scatter")[0] <= gathered * 2 * TABLE, program["text"]
     assert moved(program, "all-reduce")[0] <= GRADIENT_OF_X + 3 * 4 * tpu_checks.TOKENS, program["text"]
