@@ -71,7 +71,7 @@ def test_jax_has_other_words_or_defaults():
         name = renamed.get(name, name)
         assert given[name].default == default and type(given[name].default) is type(default), name
     own = [name for name in given if name not in SIGNATURE and name not in renamed.values() and name[0] != "_"]
-    assert own == ["chunk_size", "filter_eps", "head_layout", "mesh", "x_spec", "w_spec"]
+    assert own == ["chunk_size", "filter_eps", "head_layout", "mesh", "x_spec", "w_spec", "check_labels"]
 
 
 def structs(header, pattern):

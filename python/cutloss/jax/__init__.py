@@ -49,6 +49,7 @@ def linear_cross_entropy(
     mesh: Any = None,
     x_spec: Any = None,
     w_spec: Any = None,
+    check_labels: bool = False,
     _impl: str = "auto",
     _tiles: tuple[int | None, int | None] = (None, None),
 ) -> Any:
@@ -99,6 +100,10 @@ def linear_cross_entropy(
       mesh, x_spec, w_spec: a jax.sharding.Mesh, and how x and w lie on it as jax.sharding.PartitionSpec. What is not
         given is found where JAX shows it; see docs/sharding.md. Arguments and results are whole arrays. All options
         above go with it but filter and filter_eps, which follow one order of all tokens and ids.
+      check_labels: also checks labels, and ids of soft targets, that are traced. The function around it must go through
+        jax.experimental.checkify, or JAX refuses it: ``err, out = jax.jit(checkify.checkify(step))(...); err.throw()``
+        raises a ValueError with the text that a call outside jit has. (JAX 0.10 drops all checks inside a scan that is
+        differentiated as a whole; those beside a gradient that is taken inside a scan stay.)
 
     Returns:
       The loss in float32: a scalar, or of the labels' shape for reduction "none". With metrics: (loss, dict).
@@ -119,7 +124,8 @@ def linear_cross_entropy(
 
     Raises (at trace time):
       ValueError: shapes that do not fit together, an option out of range, a spec that does not fit the mesh; in a call
-        outside jit also a label outside [0, V). Inside jit such a label gives NaN for its token's loss and gradient.
+        outside jit also a label outside [0, V). Inside jit such a label gives NaN for its token's loss and gradient, and
+        with check_labels this error, when the checked function's error is thrown.
       TypeError: a dtype that is not taken; a second derivative or forward-mode differentiation; a gradient of
         token_weights, class_weights, soft_targets or denominator.
       BudgetError: (a ValueError) no mode fits the budget, on the platform that runs; the text names one that does.
@@ -163,9 +169,10 @@ def linear_cross_entropy(
     if options.shift:
         options = options._replace(sequence=lead[-1] if len(lead) > 1 else 0)
     _ffi.validate(options, size, bias is not None, class_weights is not None, soft_targets is not None)
-    ids = None if labels is None else _arguments.ids("labels", labels, size.vocab, options.ignore_index)
+    checked = _check.flag("check_labels", check_labels)
+    ids = None if labels is None else _arguments.ids("labels", labels, size.vocab, options.ignore_index, checked)
     weights = _arguments.floats("token_weights", token_weights, lead, _check.PER_TOKEN, masks=True)
-    soft_ids, probabilities = _arguments.soft_targets(soft_targets, lead, size.vocab, options.ignore_index)
+    soft_ids, probabilities = _arguments.soft_targets(soft_targets, lead, size.vocab, options.ignore_index, checked)
     order = _arguments.order("vocab_sort_indices", vocab_sort_indices, size.vocab)
     number = _arguments.seed(seed)
     extra = _options.Extra(

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import checkify
 
 from .. import _check, _core
 from ._options import Options
@@ -24,8 +25,9 @@ def as_array(array: Any) -> Any:
     return array if isinstance(array, jax.Array) else np.asarray(array)
 
 
-def ids(what: str, taken: Any, vocab: int, ignore_index: int) -> jax.Array:
-    """Labels as int32 or int64. Large unsigned ids are kept out of range instead of wrapping into it."""
+def ids(what: str, taken: Any, vocab: int, ignore_index: int, checked: bool = False) -> jax.Array:
+    """Labels as int32 or int64. Large unsigned ids are kept out of range instead of wrapping into it. checked: those that
+    are not known yet are checked when the program runs."""
     _check.label_dtype(taken.dtype, what)
     if known(taken):  # before JAX narrows int64, where an id of 2**32 + 5 would become 5
         _check_values(what, np.asarray(taken), vocab, ignore_index)
@@ -40,6 +42,8 @@ def ids(what: str, taken: Any, vocab: int, ignore_index: int) -> jax.Array:
     if not limits.min <= ignore_index <= limits.max:
         raise ValueError(f"ignore_index {ignore_index} does not fit {narrow.dtype}, in which JAX holds these "
                          f"{taken.dtype} {what}: no label can equal it; use one that fits, such as -100")
+    if checked and not known(taken) and taken.size:
+        _check_later(what, taken, narrow, vocab, ignore_index)
     return narrow
 
 
@@ -73,14 +77,15 @@ def order(what: str, array: Any, vocab: int) -> jax.Array | None:
     return jnp.asarray(array).astype(jnp.int32)
 
 
-def soft_targets(value: Any, lead: tuple[int, ...], vocab: int, ignore_index: int) -> tuple[Any, Any]:
+def soft_targets(value: Any, lead: tuple[int, ...], vocab: int, ignore_index: int,
+                 checked: bool = False) -> tuple[Any, Any]:
     if value is None:
         return None, None
     _check.pair("soft_targets", value)
     taken = as_array(value[0])
     k = taken.shape[-1] if taken.ndim else 0
     _check.shape("soft_targets ids", taken.shape, (*lead, max(k, 1)), _check.SOFT_IDS)
-    narrow = ids("soft_targets ids", taken, vocab, ignore_index)
+    narrow = ids("soft_targets ids", taken, vocab, ignore_index, checked)
     return narrow, floats("soft_targets probabilities", value[1], taken.shape, _check.LIKE_IDS)
 
 
@@ -134,9 +139,31 @@ def chunk_size(value: Any) -> int:
     return number
 
 
+def _is_bad(ids: Any, vocab: int, ignore_index: int) -> Any:
+    """Neither an id of the vocabulary nor ignore_index."""
+    return ((ids < 0) | (ids >= vocab)) & (ids != ignore_index)
+
+
+def _at(what: str, where: tuple[Any, ...]) -> str:
+    return f"{what}[{', '.join(map(str, where))}]"
+
+
 def _check_values(what: str, ids: np.ndarray, vocab: int, ignore_index: int) -> None:
-    """Raises for the first id that is neither one of the vocabulary nor ignore_index."""
-    bad = ((ids < 0) | (ids >= vocab)) & (ids != ignore_index)
+    """Raises for the first bad id."""
+    bad = _is_bad(ids, vocab, ignore_index)
     if bad.any():
         where = tuple(map(int, np.argwhere(bad)[0]))
-        _core.raise_bad_id(f"{what}[{', '.join(map(str, where))}]", str(int(ids[where])), vocab, ignore_index)
+        _core.raise_bad_id(_at(what, where), str(int(ids[where])), vocab, ignore_index)
+
+
+def _check_later(what: str, taken: jax.Array, narrow: jax.Array, vocab: int, ignore_index: int) -> None:
+    """The same, with the same text, in a program under jax.experimental.checkify. A callback that raises would need no such
+    wrapper, but on a mesh the other devices then wait for the one that raised, until XLA ends the process."""
+    try:
+        _core.raise_bad_id(_at(what, ("{}",) * taken.ndim), "{}", vocab, ignore_index)
+    except ValueError as error:
+        text = str(error)
+    bad = _is_bad(narrow, vocab, ignore_index).reshape(-1)
+    first = jnp.argmax(bad)
+    where = jnp.unravel_index(first, taken.shape) if taken.ndim else ()
+    checkify.check(~bad.any(), text, *where, taken.reshape(-1)[first])
