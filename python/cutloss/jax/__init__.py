@@ -117,10 +117,13 @@ def linear_cross_entropy(
                             "recompute"     4u          the same
         w, or both; "none"                  4u to 5u    three numbers a token; backward forms the logits again
 
-    Gradients have the dtype of their argument, sums are in float32. Products of float32 arrays on TPU and GPU follow
-    ``jax.default_matmul_precision``. Works under jit, grad, vjp, vmap, scan, checkpoint and shard_map, with x64 on
-    or off. Over a mesh whose layout is given or found, tables are gathered a tile at a time and the vocabulary may be
-    split; elsewhere XLA's partitioner decides, and on CPU the C++ kernels see gathered arguments on every device.
+    Gradients have the dtype of their argument, sums are in float32. In float16, where a gradient may only be large enough
+    once a loss scale has multiplied it, that of x is kept in float32, and those of w and bias are formed as with "none".
+    In bfloat16 a kept gradient is rounded again by a backward pass that scales it, unless by a power of 2. Products of
+    float32 arrays on TPU and GPU follow ``jax.default_matmul_precision``. Works under jit, grad, vjp, vmap, scan,
+    checkpoint and shard_map, with x64 on or off. Over a mesh whose layout is given or found, tables are gathered a tile at
+    a time and the vocabulary may be split; elsewhere XLA's partitioner decides, and on CPU the C++ kernels see gathered
+    arguments on every device.
 
     Raises (at trace time):
       ValueError: shapes that do not fit together, an option out of range, a spec that does not fit the mesh; in a call

@@ -74,6 +74,7 @@ def make_plan(options: Options, wants: Wants, x: Any, w: Any, labels: Any,
 def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels: jax.Array | None,
              cotangent: jax.Array, extra: Extra = Extra()) -> Values:
     """cotangent: f32, [1], or [N] for reduction "none"."""
+    x = x.astype(options.d_x_dtype(x)) if wants.d_x else x  # the kernels write a gradient in the dtype of its input
     plan, machine = make_plan(options, wants, x, w, labels, extra)
     fields = _fields(options, wants, x, w, labels, extra)
     tokens, vocab = fields["tokens"], fields["vocab"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 
 class Options(NamedTuple):
@@ -27,9 +28,13 @@ class Options(NamedTuple):
     epsilon: float | None = None
     chunk_size: int = 4096
     filter_eps: float | None = None  # a gap in logits
+    wide_d_x: bool = False  # the gradient of x in f32, whatever x is
     metrics: frozenset[str] = frozenset()  # "top_k" among them if top_k > 0
     top_k: int = 0
     tiles: tuple[int | None, int | None] = (None, None)  # of the XLA lowering: tokens, ids; None for its own size
+
+    def d_x_dtype(self, x: jax.Array) -> Any:
+        return jnp.float32 if self.wide_d_x else x.dtype
 
 
 class Extra(NamedTuple):

@@ -143,7 +143,7 @@ def finish(head: Head, tokens: Tokens, state: State, label_rows: jax.Array | Non
     if c.smooth is not None:
         d_x -= c.smooth[:, None] * (even if state.smooth_rows is None else state.smooth_rows)
     d_x = head.place.over_vocab(d_x) * options.logit_scale
-    return Found(loss, *out, metrics, jnp.where(rows.valid[:, None], d_x, 0).astype(tokens.x.dtype))
+    return Found(loss, *out, metrics, jnp.where(rows.valid[:, None], d_x, 0).astype(options.d_x_dtype(tokens.x)))
 
 
 def _slope(head: Head, z: jax.Array) -> Any:

@@ -119,17 +119,31 @@ def _forward(options: Options, x: Any, w: Any, labels: Any, extra: Any) -> tuple
     wants = Wants(x.perturbed, w.perturbed, extra.bias is not None and extra.bias.perturbed)
     x, w, labels, extra = jax.tree.map(lambda primal: primal.value, (x, w, labels, extra))
     read = _read(options, x, extra)
-    # dw is no sum of saved parts scaled by one number: the backward pass has to see the cotangents.
-    later = wants.head and options.reduction == "none"
+    later = _forms_later(options, wants, w, extra)
     if later and "filter_report" in options.metrics:
-        raise ValueError("filter_report with reduction 'none' and a head that is differentiated: the filter runs in the "
-                         "backward pass then, after the metrics are returned. Take 'mean' or 'sum', with token_weights")
+        why = "reduction 'none'" if options.reduction == "none" else "a float16 gradient"
+        raise ValueError(f"filter_report with {why} and a head that is differentiated: the filter runs in the backward "
+                         "pass then, after the metrics are returned. Take 'mean' or 'sum', with token_weights, and a head "
+                         "in float32 or bfloat16")
     if later:
         _check_plan(options, wants, x, w, labels, read)  # refuse now what the backward pass would refuse
-    now = _evaluate(options, _NOTHING if later else wants, x, w, labels, _ones(options, x), None, read)
+    wide = options._replace(wide_d_x=x.dtype == jnp.float16)
+    now = _evaluate(wide, _NOTHING if later else wants, x, w, labels, _ones(options, x), None, read)
     scaled = None if later else (now.d_x, now.d_w, now.d_bias)
     again = (x, w, labels, extra, (now.nll, now.peak, now.log_mass)) if later or "lse" in options.metrics else None
-    return _outputs(options, now), _Kept(wants, scaled, again)
+    return _outputs(options, now), _Kept(wants, x.dtype, scaled, again)
+
+
+def _forms_later(options: Options, wants: Wants, w: jax.Array, extra: Extra) -> bool:
+    """Whether the backward pass forms the gradients, and not the forward pass for a cotangent of 1.
+
+    With reduction "none" dw is no sum of saved parts scaled by one number. In f16 a gradient of a mean over many tokens
+    is below the smallest number, 6e-8, before a loss scale of 2^15 lifts it. For x, N x D, f32 is kept instead. (bf16
+    has the range of f32: there a cotangent that is no power of 2 rounds a second time, and nothing more. To keep f32
+    would take more memory than the gradient itself.)
+    """
+    narrow = (wants.d_w and w.dtype == jnp.float16) or (wants.d_bias and extra.bias.dtype == jnp.float16)
+    return wants.head and (options.reduction == "none" or narrow)
 
 
 def _backward(options: Options, kept: Any, cotangents: Any) -> tuple[Any, Any, None, Any]:
@@ -151,7 +165,8 @@ def _backward(options: Options, kept: Any, cotangents: Any) -> tuple[Any, Any, N
     if d_x is not None:
         # 0 * inf is no 0: an ignored token's cotangent may be anything.
         scaled = d_x.astype(jnp.float32) * of_loss[..., None]
-        d_x = jnp.where(d_x == 0, 0, scaled).astype(d_x.dtype) if options.reduction == "none" else scaled.astype(d_x.dtype)
+        scaled = jnp.where(d_x == 0, 0, scaled) if options.reduction == "none" else scaled
+        d_x = scaled.astype(kept.dtype)
     d_w, d_bias = (a if a is None else (a.astype(jnp.float32) * of_loss).astype(a.dtype) for a in (d_w, d_bias))
     return d_x, d_w, None, _bias_only(d_bias)
 
@@ -162,17 +177,17 @@ def _bias_only(d_bias: Any) -> Any:
 
 @jax.tree_util.register_pytree_node_class
 class _Kept:
-    """For the backward pass: gradients for a cotangent of 1, or what it takes to form them, or both."""
+    """For the backward pass: gradients for a cotangent of 1, or what it takes to form them, or both; the dtype of x."""
 
-    def __init__(self, wants: Wants, scaled: Any, again: Any):
-        self.wants, self.scaled, self.again = wants, scaled, again
+    def __init__(self, wants: Wants, dtype: Any, scaled: Any, again: Any):
+        self.wants, self.dtype, self.scaled, self.again = wants, dtype, scaled, again
 
-    def tree_flatten(self) -> tuple[Any, Wants]:
-        return (self.scaled, self.again), self.wants
+    def tree_flatten(self) -> tuple[Any, tuple[Wants, Any]]:
+        return (self.scaled, self.again), (self.wants, self.dtype)
 
     @classmethod
-    def tree_unflatten(cls, wants: Wants, parts: Any) -> _Kept:
-        return cls(wants, *parts)
+    def tree_unflatten(cls, static: tuple[Wants, Any], parts: Any) -> _Kept:
+        return cls(*static, *parts)
 
 
 loss.defvjp(_forward, _backward, symbolic_zeros=True)

@@ -97,8 +97,8 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
         loss = _objective.divide(place.over_tokens(loss.sum(1).sum(0)), reduced.denominator)
     else:
         loss = flat(loss)
-    return Values(loss, flat(nll), flat(peak), flat(log_mass), flat(d_x).astype(x.dtype) if wants.d_x else None, d_w,
-                  d_bias, metrics)
+    return Values(loss, flat(nll), flat(peak), flat(log_mass), flat(d_x).astype(options.d_x_dtype(x)) if wants.d_x else None,
+                  d_w, d_bias, metrics)
 
 
 def check_plan(options: Options, wants: Wants, x: Any, w: Any, extra: Extra) -> None:
@@ -117,7 +117,7 @@ def _no_tokens(options: Options, wants: Wants, x: jax.Array, w: jax.Array, place
         metrics |= {"top_k_ids": jnp.zeros((0, options.top_k), jnp.int32),
                     "top_k_logprobs": jnp.zeros((0, options.top_k), _F32)}
     return Values(empty if options.reduction == "none" else _F32(0), empty, empty, empty,
-                  jnp.zeros_like(x) if wants.d_x else None, jnp.zeros_like(w) if wants.d_w else None,
+                  jnp.zeros_like(x, options.d_x_dtype(x)) if wants.d_x else None, jnp.zeros_like(w) if wants.d_w else None,
                   jnp.zeros((vocab,), extra.bias.dtype) if wants.d_bias else None, metrics)
 
 
