@@ -88,7 +88,7 @@ def linear_cross_entropy(
         likeliest id; a row that is all padding has none: nll 0, rank -1, not correct.
       metrics: any of "lse", "nll", "entropy", "argmax", "correct", "rank", "top_k=5", "mean_logits", "valid_count", as in
         ``cutloss.linear_cross_entropy``; makes the result (loss, dict). With a filter also "filter_report", a dict of
-        scalars, of 0 rows where no gradient is formed. lse is differentiable; the others are not, their gradient is 0.
+        scalars, of 0 rows where no gradient is formed. lse is differentiable; differentiating another is a TypeError.
         Differentiating lse costs one more evaluation, so ask for it inside a scan only if it is needed.
       filter, tolerance, epsilon, seed: filters of the CPU kernels, as in ``cutloss.linear_cross_entropy``; an error on
         other platforms. epsilon is a probability. seed may be traced.
@@ -130,7 +130,7 @@ def linear_cross_entropy(
         outside jit also a label outside [0, V). Inside jit such a label gives NaN for its token's loss and gradient, and
         with check_labels this error, when the checked function's error is thrown.
       TypeError: a dtype that is not taken; a second derivative or forward-mode differentiation; a gradient of
-        token_weights, class_weights, soft_targets or denominator.
+        token_weights, class_weights, soft_targets or denominator, or of a metric other than lse.
       BudgetError: (a ValueError) no mode fits the budget, on the platform that runs; the text names one that does.
     """
     wanted, top_k = _arguments.metrics(metrics)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
@@ -91,7 +92,7 @@ def loss(options: Options, x: jax.Array, w: jax.Array, labels: jax.Array | None,
          extra: Extra) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
     """x [N, D], w [V, D] or [D, V], labels [N] -> the loss, f32, a scalar or [N]; lse [N]; the metrics.
 
-    On a mesh N may be several axes. Of the metrics none but lse has a gradient.
+    On a mesh N may be several axes. Of the metrics none but lse has a gradient: what is differentiated is refused.
     """
     return _outputs(options, _evaluate(options, _NOTHING, x, w, labels, _ones(options, x), None, _read(options, x, extra)))
 
@@ -147,7 +148,8 @@ def _forms_later(options: Options, wants: Wants, w: jax.Array, extra: Extra) -> 
 
 
 def _backward(options: Options, kept: Any, cotangents: Any) -> tuple[Any, Any, None, Any]:
-    of_loss, of_lse, _ = cotangents
+    of_loss, of_lse, of_metrics = cotangents
+    _refuse_metrics(of_metrics)
     lse_is_used = "lse" in options.metrics and not isinstance(of_lse, SymbolicZero)
     if isinstance(of_loss, SymbolicZero) and not lse_is_used:
         return None, None, None, None
@@ -169,6 +171,17 @@ def _backward(options: Options, kept: Any, cotangents: Any) -> tuple[Any, Any, N
         d_x = scaled.astype(kept.dtype)
     d_w, d_bias = (a if a is None else (a.astype(jnp.float32) * of_loss).astype(a.dtype) for a in (d_w, d_bias))
     return d_x, d_w, None, _bias_only(d_bias)
+
+
+def _refuse_metrics(cotangents: dict[str, Any]) -> None:
+    """A gradient of 0 would be wrong without a word. Integers and truth values have none (float0)."""
+    for name, cotangent in cotangents.items():
+        if isinstance(cotangent, SymbolicZero) or cotangent.dtype == jax.dtypes.float0:
+            continue
+        if isinstance(cotangent, jax.core.Tracer) or np.any(cotangent):
+            other = ", or take the losses of reduction='none'" if name == "nll" else ""
+            raise TypeError(f"metric {name!r} has no gradient, and is being differentiated: pass on "
+                            f"jax.lax.stop_gradient of it{other}")
 
 
 def _bias_only(d_bias: Any) -> Any:
