@@ -63,7 +63,12 @@ def linear_cross_entropy(
         mean:  sum(l) / denominator, by default sum_i t_i * c_y over the valid rows; 0 if that is 0
         sum:   sum(l)                     none: l
 
-    A superset of ``jax_cce.linear_cross_entropy`` 0.1.0, except that a label outside [0, V) does not wrap around.
+    A superset of ``jax_cce.linear_cross_entropy`` 0.1.0: code for it runs unchanged, and what it lets pass has a meaning
+    here or is an error. A label outside [0, V) does not wrap around; -100 is ignored and not in the mean, which is 0 and
+    not NaN if nothing is left; a shift longer than the sequence, a filter_eps of NaN, a vocab_sort_indices that is no
+    permutation, and arrays of integers or, with x64, of float64 are refused (their gradients would claim digits that
+    float32 sums do not have: cast them); a chunk_size below 128 is 128, but for filter_eps. Errors are of the same type, with
+    our texts.
 
     Args:
       x: hidden states, [..., D], float32, bfloat16 or float16.
