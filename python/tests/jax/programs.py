@@ -21,3 +21,18 @@ def results(text: str, shape: tuple[int, ...]) -> int:
 
 def most_elements(text: str) -> int:
     return max(math.prod(s) for s in shapes(text))
+
+
+def is_product(instruction) -> bool:
+    """Of matrices, in compiled HLO; XLA for CPU hands some to a library."""
+    return instruction.operation == "dot" or (instruction.operation == "custom-call" and "matmul" in instruction.rest)
+
+
+def outside_branches(program, computation):
+    """Instructions of compiled HLO that run whatever a conditional says."""
+    for instruction in computation.instructions.values():
+        yield instruction
+        if instruction.operation != "conditional":
+            for name in (name for names in instruction.called.values() for name in names):
+                if name in program.computations:
+                    yield from outside_branches(program, program.computations[name])
