@@ -9,17 +9,35 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.sharding import AxisType
+
+
+def in_shard_map() -> bool:
+    return AxisType.Manual in (jax.sharding.get_abstract_mesh().axis_types or ())
+
+
+def _axes(kind: Any) -> frozenset[str] | None:
+    """The axes in an array's type; None where this JAX keeps them elsewhere. They are no documented part of it: 0.10 has
+    `manual_axis_type`, what came before had `vma`."""
+    found = getattr(kind, "manual_axis_type", None)
+    return getattr(kind, "vma", None) if found is None else found.varying
 
 
 def varying_axes(array: Any) -> frozenset[str]:
-    return jax.typeof(array).manual_axis_type.varying
+    return _axes(jax.typeof(array)) or frozenset()
 
 
 def vary(array: Any, axes: frozenset[str]) -> jax.Array:
-    return lax.pcast(array, tuple(sorted(axes - varying_axes(array))), to="varying")
+    missing = tuple(sorted(axes - varying_axes(array)))
+    return lax.pcast(array, missing, to="varying") if missing else array
 
 
 def vary_alike(*arrays: Any) -> list[jax.Array]:
+    """Of the arguments of a call."""
+    if in_shard_map() and any(_axes(jax.typeof(a)) is None for a in arrays):
+        raise NotImplementedError("inside jax.shard_map, cutloss has to see along which axes its arguments differ, and "
+                                  f"JAX {jax.__version__} does not show it where 0.10 does: call the loss outside "
+                                  "shard_map, with mesh=, x_spec= and w_spec=, or take a JAX that cutloss is tested with")
     axes = frozenset().union(*map(varying_axes, arrays))
     return [vary(a, axes) for a in arrays]
 

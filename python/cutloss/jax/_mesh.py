@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from ._manual import in_shard_map
 from ._place import Place
 
 Axes = tuple[str, ...]  # of one dimension of an array, major first
@@ -53,7 +54,7 @@ def find(x: Any, w: Any, *, head_layout: str, mesh: Any = None, x_spec: Any = No
          w_spec: Any = None) -> Layout | None:
     """The layout of x [..., D] and w, or None where both are on one device, or it cannot be told how they lie."""
     asked = mesh is not None or x_spec is not None or w_spec is not None
-    if _in_shard_map():
+    if in_shard_map():
         if asked:
             raise ValueError("mesh, x_spec and w_spec are for arguments that are whole: inside shard_map they are the "
                              "device's own parts. Leave them out, or call linear_cross_entropy outside shard_map")
@@ -129,10 +130,6 @@ def _roomiest(lead: tuple[int, ...], tokens: list[Axes], free: Axes, sizes: dict
 
 
 # ------------------------------------------------------------------------------------------------ looking at arguments
-
-
-def _in_shard_map() -> bool:
-    return AxisType.Manual in (jax.sharding.get_abstract_mesh().axis_types or ())
 
 
 def _sharding(array: Any) -> Any:
