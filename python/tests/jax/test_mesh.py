@@ -5,11 +5,12 @@ import json
 
 import mesh_checks
 import mesh_objective
+import mesh_transforms
 import mesh_vocabularies
 import processes
 import pytest
 
-PROGRAMS = (mesh_checks, mesh_objective, mesh_vocabularies)
+PROGRAMS = (mesh_checks, mesh_objective, mesh_transforms, mesh_vocabularies)
 
 
 @functools.cache

@@ -69,6 +69,40 @@ def test_vmap_mixes_up_the_options_of_its_batch(impl):
     equal(got, jax.tree.map(lambda *a: np.stack(a), *want))
 
 
+EVERY_METRIC = ("lse", "nll", "entropy", "argmax", "correct", "rank", "top_k=3", "mean_logits", "valid_count")
+
+
+@pytest.mark.parametrize("soft", [False, True], ids=["labels", "soft"])
+@pytest.mark.parametrize("impl", ["cpu", pytest.param("xla", marks=pytest.mark.long)])
+def test_vmap_mixes_up_targets_or_metrics_of_its_batch(impl, soft):
+    targets = SOFT if soft else Y
+    batch = jax.tree.map(lambda a: np.stack([a, a[::-1]]), (X, targets))
+
+    def one(x, targets):
+        given = {"soft_targets": targets} if soft else {"labels": targets}
+        return jax.value_and_grad(lambda x, w: linear_cross_entropy(
+            x, w, bias=BIAS, metrics=EVERY_METRIC, _impl=impl, **given), (0, 1), has_aux=True)(x, W)
+
+    single = jax.jit(one)
+    want = [single(*jax.tree.map(lambda a: a[k], batch)) for k in (0, 1)]
+    equal(jax.jit(jax.vmap(one))(*batch), jax.tree.map(lambda *a: np.stack(a), *want))
+
+
+@pytest.mark.parametrize("options", [
+    {"filter": "certified", "tolerance": 1e-2}, {"filter": "unbiased", "epsilon": 1e-2}, {"filter": "tile", "epsilon": 1e-2},
+    pytest.param({"filter_eps": 1.0, "chunk_size": 8}, marks=pytest.mark.long)], ids=lambda o: str(next(iter(o.values()))))
+def test_vmap_filters_its_batch_as_one(options):
+    xs, seeds = np.stack([X, 2 * X]), np.array([3, 4], np.uint32)
+
+    def one(x, seed):
+        more = {"seed": seed} if options.get("filter") == "unbiased" else {}
+        return jax.value_and_grad(lambda x, w: linear_cross_entropy(x, w, Y, **options, **more), (0, 1))(x, W)
+
+    single = jax.jit(one)
+    want = [single(x, seed) for x, seed in zip(xs, seeds)]
+    equal(jax.jit(jax.vmap(one))(xs, seeds), jax.tree.map(lambda *a: np.stack(a), *want))
+
+
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_second_use_of_a_pullback_or_a_donated_buffer_changes_the_gradient(impl):
     (_, entropy), want = plain(impl)(X, W, BIAS)
