@@ -85,6 +85,9 @@ def compare(x, w, labels, bias, arrays, argnums=(0, 1, 2), lse=True, sequence=0,
                  lse_cotangent=lse_cotangent.reshape(-1) if lse else None, **flat, **plain)
     tol = want["tol"]
     near("loss", np.reshape(loss, np.shape(want["loss"])), want["loss"], tol["loss"])
+    if np.ndim(loss) == 0:
+        alone = linear_cross_entropy(x, w, labels, bias=bias, **arrays, **plain)
+        np.testing.assert_allclose(loss, alone, rtol=1e-6)
     for i, got in zip(argnums, gradients):
         name = ("d_e", "d_c", "d_bias")[i]
         assert got.dtype == (x, w, bias)[i].dtype and got.shape == (x, w, bias)[i].shape, name

@@ -1,4 +1,4 @@
-"""Two processes of four devices each, over gloo, against one process of eight."""
+"""Two processes over gloo: of one device each, and of four each against one process of eight."""
 
 import json
 import socket
@@ -23,12 +23,12 @@ def result(process):
     return json.loads(out.splitlines()[-1])
 
 
-def results_of_two(arguments):
-    """What two processes of four devices print; arguments(address, process) are those of each."""
+def results_of_two(arguments, devices=4):
+    """What two processes of so many devices print; arguments(address, process) are those of each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    together = [start(4, *arguments(address, k)) for k in (0, 1)]
+    together = [start(devices, *arguments(address, k)) for k in (0, 1)]
     try:
         return list(map(result, together))
     finally:
@@ -49,6 +49,16 @@ def test_second_process_holds_another_part(how):
     assert list(first) == list(alone) == ["fsdp 8 x tp 1", "fsdp 4 x tp 2", "fsdp 1 x tp 8"]
     for name in alone:
         assert first[name]["value"] == second[name]["value"] == pytest.approx(alone[name]["value"], rel=1e-6)
+
+
+def test_two_processes_of_one_device_disagree():
+    """Each compares what it computes with float64, and ends with 1 if it is wrong."""
+    first, second = results_of_two(
+        lambda address, k: (*SMOKE, "--coordinator", address, "--processes", 2, "--process", k), devices=1
+    )
+    assert list(first) == list(second) == ["fsdp 2 x tp 1", "fsdp 1 x tp 2"]
+    for name in first:
+        assert first[name]["value"] == second[name]["value"]
 
 
 @pytest.mark.long
