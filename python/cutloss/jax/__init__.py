@@ -67,8 +67,8 @@ def linear_cross_entropy(
     here or is an error. A label outside [0, V) does not wrap around; -100 is ignored and not in the mean, which is 0 and
     not NaN if nothing is left; a shift longer than the sequence, a filter_eps of NaN, a vocab_sort_indices that is no
     permutation, and arrays of integers or, with x64, of float64 are refused (their gradients would claim digits that
-    float32 sums do not have: cast them); a chunk_size below 128 is 128, but for filter_eps. Errors are of the same type, with
-    our texts.
+    float32 sums do not have: cast them); a chunk_size below 128 is 128, but for filter_eps. Errors are of the same type,
+    with our texts.
 
     Args:
       x: hidden states, [..., D], float32, bfloat16 or float16.
@@ -83,7 +83,7 @@ def linear_cross_entropy(
         exact result, costs nothing without a filter, and copies no table.
       filter_eps: a gap in logits: in the gradient a row's softmax over a chunk of chunk_size ids is dropped where the
         chunk's largest logit is more than this below the row's largest. Costs 3u for x alone; plain XLA on all platforms.
-      bias: [V], float32, bfloat16 or float16; -inf masks an id.
+      bias: [V], float32, bfloat16 or float16; -inf masks an id, unless there is a softcap: its logit is then -softcap.
       denominator: of a mean, where it is known better than from this call; may be traced.
       token_weights: [...], real or bool. A row of weight 0 is not looked at.
       class_weights ([V]), label_smoothing: as in ``torch.nn.functional.cross_entropy``.
@@ -101,7 +101,8 @@ def linear_cross_entropy(
         workspace is part of the program, so that ``compiled.memory_analysis()`` counts it. Elsewhere budget is about what
         XLA takes on a device beside arguments and results, in tiles of up to 2048 tokens x 4096 ids. A trainable head is
         done by "recompute" without one, and by "chunk" where it has room for the logits of 1024 tokens or more, and of
-        all where a mesh splits them. mode="chunk" alone takes 1024 tokens at a time.
+        all where a mesh splits them. mode="chunk" alone takes 1024 tokens at a time. On a mesh the
+        budget (512 MiB without one) also decides whether a table that is read twice is gathered once and kept, or twice.
       mesh, x_spec, w_spec: a jax.sharding.Mesh, and how x and w lie on it as jax.sharding.PartitionSpec. What is not
         given is found where JAX shows it; see docs/sharding.md. Arguments and results are whole arrays. All options
         above go with it but filter and filter_eps, which follow one order of all tokens and ids.
@@ -121,6 +122,7 @@ def linear_cross_entropy(
         w, or both; mean and sum: "chunk"   3u          the gradients, in their argument's dtype; backward only scales
                             "recompute"     4u          the same
         w, or both; "none"                  4u to 5u    three numbers a token; backward forms the logits again
+        metrics rank; mean_logits           +1u each on TPU and GPU, mean_logits with a softcap only
 
     Gradients have the dtype of their argument, sums are in float32. In float16, where a gradient may only be large enough
     once a loss scale has multiplied it, that of x is kept in float32, and those of w and bias are formed as with "none".
