@@ -3,6 +3,9 @@
     report = hlo.scan(compiled.as_text(), vocab=262144, memory=compiled.memory_analysis())
     python -m cutloss.jax.hlo FILE --vocab 262144        # FILE: compiled.as_text(), or XLA's --xla_dump_to
 
+The text does not say what is planned for temporary arrays: that is in compiled.memory_analysis(), and in the file
+*-buffer-assignment.txt that --xla_dump_to writes beside it (--buffers).
+
 The command ends with 0 if nothing is wrong, 1 if it found logits or more traffic than allowed, 2 if it cannot tell.
 """
 
@@ -18,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import _hlo_flow
+from . import _hlo_buffers, _hlo_flow
 from ._hlo_text import Computation, Instruction, Program, parse
 
 # Tokens of the largest tile of logits that the XLA lowering forms (_tiles.py).
@@ -101,7 +104,7 @@ def scan(text: str, *, vocab: int, tile_tokens: int = TILE_TOKENS, memory: Any =
     Args:
       vocab: V of the whole model.
       tile_tokens: tokens of the largest tile that is fine.
-      memory: `compiled.memory_analysis()`, whose temporary and peak bytes the report then has.
+      memory: `compiled.memory_analysis()`, whose temporary and peak bytes the report then has: the text has neither.
 
     Raises:
       ValueError: text is not that of a compiled program; vocab or tile_tokens below 1.
@@ -275,9 +278,10 @@ def _size(bytes: int | None) -> str:
 
 def table(report: Report, tile_tokens: int = TILE_TOKENS) -> str:
     """The report for people."""
-    lines = [f"arguments {_size(report.argument_bytes)}, outputs {_size(report.output_bytes)} a device"
-             + (f", temporary {_size(report.temp_bytes)}, peak {_size(report.peak_bytes)}"
-                if report.temp_bytes is not None else "")]
+    lines = [f"arguments {_size(report.argument_bytes)}, outputs {_size(report.output_bytes)} a device, "
+             f"temporary {_size(report.temp_bytes)}, peak {_size(report.peak_bytes)}"]
+    if report.temp_bytes is None:
+        lines.append("(what is planned for temporary arrays is not in a program's text: --buffers, or memory_analysis())")
     if report.collectives:
         lines.append(f"\n{'collective':<20} {'devices':>7} {'once':>10} {'times':>8} {'in all':>10}  array, loops")
     for c in sorted(report.collectives, key=lambda c: -(c.total_bytes or 1 << 62)):
@@ -300,13 +304,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("file", help="text of a compiled program: compiled.as_text()")
     parser.add_argument("--vocab", type=int, required=True, help="vocabulary of the whole model")
     parser.add_argument("--tile-tokens", type=int, default=TILE_TOKENS, help="tokens of a tile (default %(default)s)")
+    parser.add_argument("--buffers", metavar="FILE", help="*-buffer-assignment.txt of the same program, for its temporary "
+                        "bytes (the peak is in compiled.memory_analysis() alone)")
     parser.add_argument("--max-loop-bytes", type=int, help="fail if collectives in loops move more in a run")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     options = parser.parse_args(arguments)
+    memory, reading = None, options.buffers
     try:
-        report = scan(Path(options.file).read_text(), vocab=options.vocab, tile_tokens=options.tile_tokens)
+        if options.buffers is not None:
+            memory = _hlo_buffers.parse(Path(options.buffers).read_text())
+        reading = options.file
+        report = scan(Path(options.file).read_text(), vocab=options.vocab, tile_tokens=options.tile_tokens, memory=memory)
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        print(f"error: {options.file}: {error}", file=sys.stderr)
+        print(f"error: {reading}: {error}", file=sys.stderr)
         return 2
     print(json.dumps(report.to_json(), indent=1) if options.json else table(report, options.tile_tokens))
     if options.max_loop_bytes is not None and report.collectives:

@@ -220,3 +220,33 @@ def test_command_passes_what_it_cannot_read(tmp_path, capsys, text, message):
     file.write_text(TPU)
     assert hlo.main([str(file), "--vocab", "0"]) == 2
     assert "vocab: got 0" in capsys.readouterr().err
+
+
+BUFFERS = """BufferAssignment:
+allocation 0: size 512, thread-local:
+ value: <168 a @0> (size=512,offset=0): bf16[256]{0}
+allocation 2: size 268435456, parameter 1, shape |bf16[4096,32768]| at ShapeIndex {}:
+ value: <160 b @0> (size=268435456,offset=0): bf16[4096,32768]{1,0}
+allocation 3: size 134217728, maybe-live-out:
+allocation 14: size 1073742336, preallocated-temp:
+ value: <170 fusion @0> (size=1073741824,offset=0): bf16[16384,32768]{1,0}
+allocation 15: size 131072, color 1, preallocated-temp:
+allocation 16: size 1024, preallocated-temp:
+"""
+
+
+def test_planned_bytes_are_left_out_or_those_on_the_chip_counted(tmp_path, capsys):
+    program, buffers = tmp_path / "program.txt", tmp_path / "program-buffer-assignment.txt"
+    program.write_text(TPU.replace("VOCAB", "8").replace("TOKENS", "8"))
+    command = [str(program), "--vocab", "262144"]
+    assert hlo.main(command) == 0
+    assert "temporary unknown, peak unknown\n(what is planned" in capsys.readouterr().out
+    buffers.write_text(BUFFERS)
+    assert hlo.main([*command, "--buffers", str(buffers)]) == 0
+    assert "temporary 1.0 GiB, peak unknown\n" in capsys.readouterr().out
+    assert hlo.main([*command, "--buffers", str(buffers), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["temp_bytes"] == 1073742336 + 1024
+    for text in (None, program.read_text()):  # no file, and another one
+        buffers.unlink() if text is None else buffers.write_text(text)
+        assert hlo.main([*command, "--buffers", str(buffers)]) == 2
+        assert str(buffers) in capsys.readouterr().err
