@@ -22,26 +22,34 @@ double log_add(double a, double b) { return a == b ? a + std::log(2.0) : std::fm
 struct Row {
   double rest = -kInf;    // log of the sum over all ids but the label
   double target = -kInf;  // the label's logit; -inf: none
-  std::int64_t holder = -1;
 };
 
-Status add_shard(std::int64_t shard, std::int64_t row, double max, double sum, double target, Row& to) {
-  if (sum < 0) {
-    return invalid("sum[", shard, ", ", row, "] is ", sum, "; a sum of exponentials is 0 or more");
+// Of every row before any is written.
+Status check_row(std::int64_t shards, std::int64_t rows, std::int64_t row, const float* sum,
+                 const float* target_logit) {
+  std::int64_t holder = -1;
+  for (std::int64_t s = 0; s < shards; ++s) {
+    const std::int64_t at = s * rows + row;
+    if (sum[at] < 0) {
+      return invalid("sum[", s, ", ", row, "] is ", sum[at], "; a sum of exponentials is 0 or more");
+    }
+    if (target_logit[at] == -kInf) continue;
+    if (holder >= 0) {
+      return invalid("target_logit of row ", row, " is given by shard ", holder, " and by shard ", s,
+                     "; one shard holds the label, the others have -inf");
+    }
+    holder = s;
   }
+  return Status();
+}
+
+void add_shard(double max, double sum, double target, Row& to) {
   if (std::isnan(max) || std::isnan(sum) || max == kInf) {
     to.rest = NAN;
   } else if (sum != 0 && max != -kInf && !std::isnan(to.rest)) {
     to.rest = log_add(to.rest, max + std::log(sum));
   }
-  if (target == -kInf) return Status();
-  if (to.holder >= 0) {
-    return invalid("target_logit of row ", row, " is given by shard ", to.holder, " and by shard ", shard,
-                   "; one shard holds the label, the others have -inf");
-  }
-  to.holder = shard;
-  to.target = target;
-  return Status();
+  if (target != -kInf) to.target = target;
 }
 
 // An infinite logit must not look like certainty.
@@ -87,11 +95,12 @@ Status combine(std::int64_t shards, std::int64_t rows, const float* max, const f
     ranges[i].written = arrays[i].written;
   }
   CUTLOSS_TRY(check_overlap(ranges));
+  for (std::int64_t i = 0; i < rows; ++i) CUTLOSS_TRY(check_row(shards, rows, i, sum, target_logit));
   for (std::int64_t i = 0; i < rows; ++i) {
     Row row;
     for (std::int64_t s = 0; s < shards; ++s) {
       const std::int64_t at = s * rows + i;
-      CUTLOSS_TRY(add_shard(s, i, max[at], sum[at], target_logit[at], row));
+      add_shard(max[at], sum[at], target_logit[at], row);
     }
     if (lse != nullptr) lse[i] = static_cast<float>(lse_of(row));
     if (nll != nullptr) nll[i] = static_cast<float>(nll_of(row));

@@ -140,6 +140,16 @@ TEST(CombineShards, RowsAreMixedUp) {
   }
 }
 
+TEST(CombineShards, RowsBeforeABadOneAreWritten) {
+  for (const Parts& parts : {Parts{2, 2, {1, 1, 1, 1}, {1, 1, 1, -1}, {0, 0, -kInf, -kInf}},
+                             Parts{2, 2, {1, 1, 1, 1}, {1, 1, 1, 1}, {0, 0, -kInf, 0}}}) {
+    float lse[] = {77, 77}, nll[] = {77, 77};
+    EXPECT_EQ(cutloss_combine_shards(2, 2, parts.max.data(), parts.sum.data(), parts.target.data(), lse, nll),
+              CUTLOSS_INVALID_ARGUMENT);
+    EXPECT_TRUE(lse[0] == 77 && nll[0] == 77 && lse[1] == 77 && nll[1] == 77) << cutloss_last_error();
+  }
+}
+
 TEST(CombineShards, BadCallsCrashOrPass) {
   float x[4] = {1, 1, 1, 1};
   const auto refusal = [&](std::int64_t shards, std::int64_t rows, const float* max, const float* sum,
