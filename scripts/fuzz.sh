@@ -17,8 +17,10 @@ npy() { # DESCR FORTRAN_ORDER SHAPE BYTES
 
 write_seeds() {
   local corpus=build/fuzz/corpus i
-  mkdir -p $corpus/{objective,npy,tuning,machine}_fuzz build/fuzz/found
+  mkdir -p $corpus/{objective,capi,npy,tuning,machine}_fuzz build/fuzz/found
   for i in $(seq 40); do echo "problem $i" | sha512sum >$corpus/objective_fuzz/seed$i; done
+  # Longer than the hashes above: a problem, then its arrays.
+  for i in $(seq 40); do seq "$i" 7 5000 | sha512sum >$corpus/capi_fuzz/seed$i; seq "$i" 7 5000 >>$corpus/capi_fuzz/seed$i; done
   npy '<f4' False '2, 3' 24 >$corpus/npy_fuzz/f4
   npy '<f2' True '2, 3' 12 >$corpus/npy_fuzz/f2
   npy '<i8' False '5,' 40 >$corpus/npy_fuzz/i8
