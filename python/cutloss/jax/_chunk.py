@@ -18,14 +18,14 @@ from ._stream import room_for, stream
 
 
 def by_chunks(head: Head, wants: Wants, plan: Plan, batch: Tokens) -> tuple[Found, Any, Any, Any]:
-    """What the first pass finds, dx in x's dtype, dw and dbias. Arrays [chunks * tiles, T, ...]."""
+    """What the first pass finds, dx, dw and dbias. Arrays [chunks * tiles, T, ...]."""
     def chunk(logits: jax.Array, sums: Any, batch: Tokens) -> Any:
         found, logits = stream(head, plan.d_x_first, batch, logits)
         rest = wants._replace(d_x=wants.d_x and not plan.d_x_first)
         best = found.metrics["argmax"] if head.options.filter_eps is not None else None
         d_x, *sums = _gradients.gradients(head, rest, batch, found.nll, found.peak, found.log_mass, best, logits, sums)
         if wants.d_x:
-            d_x = (found.d_x if plan.d_x_first else d_x).astype(batch.x.dtype)
+            d_x = (found.d_x if plan.d_x_first else d_x).astype(head.options.d_x_dtype(batch.x))
         return logits, sums, (found._replace(d_x=None), d_x)
 
     if plan.chunks == 1:

@@ -22,23 +22,23 @@ def problem(dtypes, table=2.0**-10):
     return *(a.astype(dtype) for a, dtype in zip((x, w, bias), dtypes)), rng.integers(8, V, N)
 
 
-def case(name, argnums, dtypes, reduction="mean", long=True):
-    return pytest.param(argnums, dtypes, reduction, id=name, marks=[pytest.mark.long] if long else [])
+def case(name, argnums, dtypes, reduction="mean", mode="auto", long=True):
+    return pytest.param(argnums, dtypes, reduction, mode, id=name, marks=[pytest.mark.long] if long else [])
 
 
-@pytest.mark.parametrize("argnums,dtypes,reduction", [
+@pytest.mark.parametrize("argnums,dtypes,reduction,mode", [
     case("x", (0,), (F16, F32, F32), long=False), case("none", (0,), (F16, F16, F32), "none"),
     case("all", (0, 1, 2), (F16, F16, F16), long=False), case("mixed", (0, 1), (F16, F32, F32)),
-    case("bias", (1, 2), (F32, F32, F16))])
+    case("bias", (1, 2), (F32, F32, F16)), case("chunk", (0, 1), (F16, F32, F32), mode="chunk")])
 @pytest.mark.parametrize("impl", ["cpu", "xla"])
-def test_small_gradients_are_lost_before_they_are_scaled(impl, argnums, dtypes, reduction):
+def test_small_gradients_are_lost_before_they_are_scaled(impl, argnums, dtypes, reduction, mode):
     x, w, bias, labels = problem(dtypes) if reduction == "mean" else problem(dtypes, table=2.0**-18)
 
     def scaled(*some):
         given = [x, w, bias]
         for i, value in zip(argnums, some):
             given[i] = value
-        loss = linear_cross_entropy(*given[:2], labels, bias=given[2], reduction=reduction, _impl=impl)
+        loss = linear_cross_entropy(*given[:2], labels, bias=given[2], reduction=reduction, mode=mode, _impl=impl)
         return SCALE * loss.sum()
 
     gradients = jax.jit(jax.grad(scaled, tuple(range(len(argnums)))))(*((x, w, bias)[i] for i in argnums))
