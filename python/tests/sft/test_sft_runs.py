@@ -163,6 +163,7 @@ def dense_losses(tmp_path_factory):
         (("loss.mode=sparse", "loss.filter=unbiased", "loss.tolerance=1e-4"), 1e-3),
         (("loss.filter=tile", "loss.epsilon=1e-4"), 1e-3),
     ],
+    ids=["auto", "stream", "chunk", "recompute", "certified", "unbiased", "tile"],
 )
 def test_every_way_to_the_loss_trains_with_the_same_losses(tmp_path, dense_losses, overrides, later):
     runs.go(runs.settings(tmp_path, *overrides, steps=3, lr=1e-3), tmp_path / "run")

@@ -1,6 +1,6 @@
-"""Run in a process of its own, without cutloss: what tiny models answer, before training and with given adapters.
+"""Run in a process of its own, without cutloss: what tiny models answer, before training and with given weights.
 
-    python greedy_answers.py FOLDER FAMILY...     FOLDER/FAMILY.npz: the adapters; prints {family: [before, after]}
+    python greedy_answers.py FOLDER FAMILY...     FOLDER/FAMILY.npz: the weights; prints {family: [before, after]}
 """
 
 import json
@@ -18,13 +18,12 @@ def vocabulary():
     return test_common.MockVocab()
 
 
-VOCAB = 20  # of Tunix's MockVocab
+def vocab_size():
+    return vocabulary().GetPieceSize()
 
 
 def build(family):
-    vocab = vocabulary()
-    assert vocab.GetPieceSize() == VOCAB
-    return tiny.lora_model(family, vocab=VOCAB)
+    return tiny.model(family, vocab=vocab_size())
 
 
 def sampler(model):
@@ -51,7 +50,7 @@ def main(folder, *families):
     for family in families:
         model = build(family)
         before = ask(sampler(model))
-        state = nnx.state(model, nnx.LoRAParam)
+        state = nnx.state(model, nnx.Param)
         arrays = iter(np.load(Path(folder, f"{family}.npz")).values())
         nnx.update(model, jax.tree.map(lambda leaf, arrays=arrays: jax.numpy.asarray(next(arrays)), state))
         found[family] = [before, ask(sampler(model))]
