@@ -68,7 +68,8 @@ TEST_P(Precision, CompensatedSumsOverChunksDrift) {
       const Results got = testing::run_planned(f, plan);
       ASSERT_TRUE(got.status.ok()) << got.status.message();
       for (const testing::Buffer* sum : {&got.d_c, &got.d_bias}) {
-        EXPECT_EQ(sum->get(1), compensated ? testing::Buffer(dtype, 1, want).get(0) : 0.0f) << name(dtype) << (compensated ? " compensated" : " plain");
+        EXPECT_EQ(sum->get(1), compensated ? testing::Buffer(dtype, 1, want).get(0) : 0.0f)
+            << name(dtype) << (compensated ? " compensated" : " plain");
       }
     }
   }

@@ -13,9 +13,9 @@
  *   cutloss_plan_free(plan);
  *
  * Every struct begins with its size, which the _init functions set together with the defaults. The size is the version
- * of the struct, and the only one there is: a library newer than the program reads and writes only what the program knew
- * of. For that, C programs hand over sizeof: _init is a macro for _init_sized. The functions of the same names are for
- * other languages; they set a struct as this library knows it. New fields come last. No exception crosses this
+ * of the struct, and the only one there is: a library newer than the program reads and writes only what the program
+ * knew of. For that, C programs hand over sizeof: _init is a macro for _init_sized. The functions of the same names are
+ * for other languages; they set a struct as this library knows it. New fields come last. No exception crosses this
  * interface; nothing is printed; no call aborts; _init(NULL) does nothing.
  */
 #ifndef CUTLOSS_CUTLOSS_H_

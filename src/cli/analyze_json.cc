@@ -58,14 +58,14 @@ Json map_json(const analysis::TileMap& map) {
 
 Json tolerance_json(const analysis::TolerancePoint& t, bool with_d_c) {
   Json out = {{"filter", name(t.filter)},
-          {"tolerance", t.tolerance},
-          {"epsilon", t.report.epsilon},
-          {"kept", t.kept},
-          {"rows_redone", t.report.rows_redone},
-          {"mass_below_mean", t.report.dropped_mass_mean},
-          {"mass_below_max", t.report.dropped_mass_max},
-          {"error_bound", t.report.error_bound},
-          {"d_e", error_json(t.d_e, false)}};
+              {"tolerance", t.tolerance},
+              {"epsilon", t.report.epsilon},
+              {"kept", t.kept},
+              {"rows_redone", t.report.rows_redone},
+              {"mass_below_mean", t.report.dropped_mass_mean},
+              {"mass_below_max", t.report.dropped_mass_max},
+              {"error_bound", t.report.error_bound},
+              {"d_e", error_json(t.d_e, false)}};
   if (with_d_c) out["d_c"] = error_json(t.d_c, true);
   return out;
 }

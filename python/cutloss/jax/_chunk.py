@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from . import _gradients
 from ._head import Head, Tokens
-from ._manual import vary_like
 from ._options import Wants
 from ._plan import Plan
 from ._softmax import Found

@@ -127,7 +127,7 @@ class Loss:
 
     Attributes:
         arm: "cutloss", or "dense" for Tunix's own loss.
-        mode, budget, filter, tolerance, epsilon: of the CPU kernels, as in cutloss.linear_cross_entropy.
+        mode, budget, filter, tolerance, epsilon: of the loss, as in cutloss.linear_cross_entropy.
         token_chunk, vocab_chunk: tile sizes on TPU and GPU.
     """
 

@@ -1,7 +1,6 @@
 """What is read out of a compiled program: buffers at the peak, FLOP and bytes with loops in full."""
 
 import made
-import pytest
 
 from cutloss.evidence import buffers, early, facts, roofline
 from cutloss.jax import hlo

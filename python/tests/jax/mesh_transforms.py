@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.experimental import checkify
 from jax.sharding import NamedSharding
-from mesh_checks import MESHES, mesh_of, refused, tokens
+from mesh_checks import MESHES, refused, tokens
 from mesh_objective import EVERY_METRIC, arguments, spec_options
 from oracle import F32
 from policies import VALUES, check_values
