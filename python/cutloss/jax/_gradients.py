@@ -76,7 +76,8 @@ def gradients(head: Head, wants: Wants, batch: Tokens, nll: jax.Array, peak: jax
     d_x = vary_like(jnp.zeros(batch.x.shape, _F32), head.w) if wants.d_x else None
     d_w, d_bias = _nothing(head, wants) if sums is None else sums
     d_x, d_w, d_bias = head.over_tiles(vocab_tile, (d_x, d_w, d_bias), read=wants.d_x or logits is None)
-    d_x = head.place.over_vocab(d_x) * scale if wants.d_x else None
+    if wants.d_x:  # a row of zeros times a table with a NaN is NaN
+        d_x = jnp.where(batch.valid[..., None], head.place.over_vocab(d_x) * scale, 0)
     return (d_x, d_w, d_bias) if sums is not None else (d_x, d_w, _own_ids(head, d_bias))
 
 
@@ -178,7 +179,7 @@ def _logit_gradients(head: Head, tokens: Tokens, known: Softmax, ids: jax.Array,
     if c.smooth is not None:
         dz -= c.smooth[:, None] * head.class_weights(ids)
     if rows.soft_ids is not None:
-        weights = rows.upstream[:, None] * rows.soft_weight
+        weights = jnp.where(known.peak == -jnp.inf, 0, rows.upstream)[:, None] * rows.soft_weight
 
         def one(k: jax.Array, dz: jax.Array) -> jax.Array:
             return dz - jnp.where(at_label(rows.soft_ids[:, k], ids), weights[:, k, None], 0)

@@ -45,7 +45,7 @@ def absorb(options: Options, state: dict[str, jax.Array], ids: jax.Array, z: jax
         state["best_id"] = jnp.where(first, best_id, state["best_id"])
     if "top" in state:
         k = options.top_k
-        values, at = lax.top_k(z, min(k, z.shape[1]))
+        values, at = lax.top_k(jnp.where(z == 0, 0, z), min(k, z.shape[1]))  # -0 is no smaller than 0
         every = jnp.concatenate([state["top"], values], axis=1)
         state["top"], state["top_ids"] = _top(every, jnp.concatenate([state["top_ids"], ids[at]], axis=1), k)
     return state
@@ -91,21 +91,22 @@ def finish(options: Options, state: dict[str, jax.Array], rows: Any, top: jax.Ar
         terms = others * jnp.where(others > 0, state["entropy"] + moved, 0)
         terms += jnp.where(label > 0, label * (label_logit - base), 0)
         extra = jnp.where(label_logit >= top, jnp.log1p(total * others), jnp.log(mass))
-        out["entropy"] = jnp.where(mass > 0, extra - terms / mass, 0)
+        out["entropy"] = jnp.where(mass == 0, 0, extra - terms / mass)
     if "best_id" in state:
-        out["argmax"] = state["best_id"]
-        out["correct"] = state["best_id"] == rows.target
+        # With every logit -inf, as with a NaN, there is no largest one.
+        out["argmax"] = jnp.where(state["best"] == -jnp.inf, -1, state["best_id"])
+        out["correct"] = (out["argmax"] == rows.target) & (out["argmax"] >= 0)
     if "top" in state:
         out["top_k_ids"] = state["top_ids"]
-        out["top_k_logprobs"] = (state["top"] - peak[:, None]) - log_mass[:, None]
+        out["top_k_logprobs"] = (state["top"] - jnp.where(peak == -jnp.inf, 0, peak)[:, None]) - log_mass[:, None]
     ordered = rows.valid & ~jnp.isnan(peak + log_mass)
-    return {name: _only_valid(ordered if name in _OF_ORDER else rows.valid, value, name) for name, value in out.items()}
+    return {name: only_valid(ordered if name in _OF_ORDER else rows.valid, value, name) for name, value in out.items()}
 
 
 _OF_ORDER = ("argmax", "correct", "top_k_ids")
 
 
-def _only_valid(valid: jax.Array, value: jax.Array, name: str) -> jax.Array:
+def only_valid(valid: jax.Array, value: jax.Array, name: str) -> jax.Array:
     nothing = -1 if name in ("argmax", "top_k_ids", "rank") else False if name == "correct" else 0
     return jnp.where(valid if value.ndim == 1 else valid[:, None], value, nothing)
 

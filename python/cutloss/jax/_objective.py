@@ -131,8 +131,8 @@ def coefficients(options: Options, rows: Rows, miss: jax.Array, lse: jax.Array, 
         rest = rest + s * total / vocab
     if options.z_loss:
         rest = rest + 2 * options.z_loss * lse
-    # A row without any logit above -inf: no gradient, where -inf would make NaN.
-    dead = lse == -jnp.inf
+    # A row without any logit above -inf: no gradient, where -inf would make NaN. A bad label's is NaN all the same.
+    dead = (lse == -jnp.inf) & ~rows.bad
     extra = g * rest
     if rows.lse_upstream is not None:
         extra = extra + rows.lse_upstream

@@ -139,7 +139,7 @@ def finish(head: Head, tokens: Tokens, state: State, label_rows: jax.Array | Non
     # Coefficients outside the sum over the vocabulary's parts: each token's are the same on all of them.
     d_x = (c.softmax * (others / mass))[:, None] * state.weighted
     d_x += (c.label * _slope(head, state.label_logit))[:, None] * label_rows.astype(_F32)
-    d_x = _other_targets(head, tokens, state, d_x)
+    d_x = _other_targets(head, tokens, state, lse, d_x)
     if c.smooth is not None:
         d_x -= c.smooth[:, None] * (even if state.smooth_rows is None else state.smooth_rows)
     d_x = head.place.over_vocab(d_x) * options.logit_scale
@@ -151,11 +151,12 @@ def _slope(head: Head, z: jax.Array) -> Any:
     return 1 if slope is None else slope
 
 
-def _other_targets(head: Head, tokens: Tokens, state: State, d_x: jax.Array) -> jax.Array:
+def _other_targets(head: Head, tokens: Tokens, state: State, lse: jax.Array, d_x: jax.Array) -> jax.Array:
     rows = tokens.rows
     if rows.soft_ids is None:
         return d_x
-    weights = rows.upstream[:, None] * rows.soft_weight * _slope(head, state.soft_logits)
+    upstream = jnp.where(lse == -jnp.inf, 0, rows.upstream)
+    weights = upstream[:, None] * rows.soft_weight * _slope(head, state.soft_logits)
 
     def one(k: jax.Array, d_x: jax.Array) -> jax.Array:
         return d_x - weights[:, k, None] * head.label_rows(rows.soft_ids[:, k]).astype(_F32)

@@ -83,7 +83,9 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
 
     loss, metrics = nll, {}
     if found is not None:
-        metrics = {name: flat(a) for name, a in found.metrics.items()}
+        # A tile that was skipped is all zeros, which is an id.
+        valid = flat(batch.valid)
+        metrics = {name: _metrics.only_valid(valid, flat(a), name) for name, a in found.metrics.items()}
         if "rank" in options.metrics:
             metrics["rank"] = flat(_rank(head, batch, found))
         if "mean_logits" in options.metrics:
