@@ -63,7 +63,8 @@ void draw_filter(Random& random, const std::string& mode, Problem& p) {
   if (!p.want_d_e && !p.want_d_c) return;
   if (mode == "sparse") {
     p.filter = kind == Filter::tile ? Filter::certified : kind;
-  } else if (filtered && (mode == "all" || (mode == "recompute" && kind == Filter::tile))) {
+  } else if (filtered && (kind != Filter::tile || p.want_d_c) &&
+             (mode == "all" || (mode == "recompute" && kind == Filter::tile))) {
     p.filter = kind;
   } else {
     return;

@@ -122,8 +122,9 @@ struct Choice {
   std::uint64_t smallest = std::numeric_limits<std::uint64_t>::max();  // bytes of the mode's smallest plan
 };
 
+// given: the budget is one, and not the default limit, under which plans of any number of threads have the same chunks.
 Choice choose(const Problem& p, Mode mode, const cpu::Kernels& kernels, const Machine& machine, int threads,
-              std::uint64_t budget) {
+              std::uint64_t budget, bool given) {
   Choice choice;
   const TunedBlocks* const tuned = find_tuned(machine.tuning, p, mode, kernels.name);
   const Speeds core = nominal_core(kernels.panel, static_cast<double>(machine.l3_bytes));
@@ -148,17 +149,9 @@ Choice choose(const Problem& p, Mode mode, const cpu::Kernels& kernels, const Ma
   const std::int64_t tuned_tile = vocab_tile(p, kernels, machine, most);
   const std::uint64_t tuned_limit = budget == kUnlimited ? kMaxTunedBytes : budget;
   const std::int64_t tokens = std::max<std::int64_t>(p.tokens, 1);
-  std::vector<std::int64_t> chunks = {0};
-  if (mode == Mode::chunk) {
-    chunks = halvings(std::min(tokens, most.chunk_tokens), w);
-    // And three quarters of each: between two powers of two lie up to 4 % of the time.
-    for (std::size_t i = chunks.size(); i-- > 0;) {
-      if (chunks[i] >= 4 * w) chunks.push_back(round_up(chunks[i] / 4 * 3, w));
-    }
-  }
-  for (const std::int64_t chunk : chunks) {
+  const auto try_chunk = [&](std::int64_t chunk) {
+    if (chunk > w && chunk * p.vocab * 4 > kMaxChunkBytes) return;
     const std::int64_t at_once = mode == Mode::chunk ? std::min(chunk, tokens) : tokens;
-    if (mode == Mode::chunk && chunk > w && chunk * p.vocab * 4 > kMaxChunkBytes) continue;
     for (int t = threads; t >= 1; t = t > 8 ? t / 2 : t - 1) {
       // The largest block that gives every thread the same number of blocks.
       const std::int64_t even = ceil_div(at_once, round_up(ceil_div(at_once, most.token_block), t));
@@ -169,6 +162,16 @@ Choice choose(const Problem& p, Mode mode, const cpu::Kernels& kernels, const Ma
       }
     }
     consider(kernels.rows, {w, chunk, 1}, true, budget, kDefaultBlocks);
+  };
+  if (mode != Mode::chunk) {
+    try_chunk(0);
+    return choice;
+  }
+  for (const std::int64_t chunk : halvings(std::min(tokens, most.chunk_tokens), w)) {
+    // Three quarters of the larger one, which may not have fitted: up to 4 % of the time.
+    const std::int64_t between = round_up(chunk / 2 * 3, w);
+    if (given && chunk >= 2 * w && between < std::min(tokens, most.chunk_tokens)) try_chunk(between);
+    try_chunk(chunk);
   }
   return choice;
 }
@@ -242,7 +245,7 @@ std::optional<Plan> fill_sparse(const Problem& p, const cpu::Kernels& kernels, c
   plan.workspace_bytes = map_workspace(plan, nullptr).bytes;
 
   const auto take = [&](Mode mode, std::uint64_t bytes) {
-    std::optional<Plan> exact = choose(p, mode, kernels, machine, shape.threads, bytes).best;
+    std::optional<Plan> exact = choose(p, mode, kernels, machine, shape.threads, bytes, true).best;
     if (exact && exact->head_sum != plan.head_sum) {
       exact->head_sum = plan.head_sum;
       exact->workspace_bytes = map_workspace(*exact, nullptr).bytes;
@@ -328,12 +331,13 @@ Result<Plan> make_plan(const Problem& problem, const Limits& limits, const Machi
     }
     std::uint64_t budget = limits.budget_bytes.value_or(kUnlimited);
     if (mode == Mode::chunk && !limits.budget_bytes) budget = machine.spare_bytes;
-    Choice choice = mode == Mode::sparse ? choose_sparse(problem, *kernels, machine, threads, budget)
-                                         : choose(problem, mode, *kernels, machine, threads, budget);
+    Choice choice = mode == Mode::sparse
+                        ? choose_sparse(problem, *kernels, machine, threads, budget)
+                        : choose(problem, mode, *kernels, machine, threads, budget, limits.budget_bytes.has_value());
     // Asked for by name and without a budget, chunk takes what it needs at least, such as the f32 sum of a bf16 dC (640
     // MiB of Gemma 3 270M's), and room for chunks beside it: with the smallest chunks it takes 4 times as long.
     if (!choice.best && mode == limits.mode && !limits.budget_bytes) {
-      choice = choose(problem, mode, *kernels, machine, threads, choice.smallest + machine.spare_bytes / 2);
+      choice = choose(problem, mode, *kernels, machine, threads, choice.smallest + machine.spare_bytes / 2, false);
     }
     smallest = std::min(smallest, choice.smallest);
     if (!choice.best) {
