@@ -9,10 +9,14 @@ import numpy as np
 from . import _check, _core
 
 
-def as_numpy(what: str, array: Any) -> np.ndarray:
-    """A NumPy view of an array that is one, speaks DLPack (PyTorch, JAX, ...) or converts to one; bfloat16 included."""
+def refuse_masked(what: str, array: Any) -> None:
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"{what}: masked arrays are not taken; give labels with masked tokens set to ignore_index")
+
+
+def as_numpy(what: str, array: Any) -> np.ndarray:
+    """A NumPy view of an array that is one, speaks DLPack (PyTorch, JAX, ...) or converts to one; bfloat16 included."""
+    refuse_masked(what, array)
     if isinstance(array, np.ndarray):
         return np.asarray(array)  # a matrix stays two-dimensional whatever it is reshaped to
     if hasattr(array, "__dlpack__"):

@@ -180,7 +180,7 @@ def linear_cross_entropy(
         options = options._replace(sequence=lead[-1] if len(lead) > 1 else 0)
     _ffi.validate(options, size, bias is not None, class_weights is not None, soft_targets is not None)
     checked = _check.flag("check_labels", check_labels)
-    ids = None if labels is None else _arguments.ids("labels", labels, size.vocab, options.ignore_index, checked)
+    ids = None if labels is None else _arguments.ids("labels", labels, size.vocab, options.ignore_index, checked, options.shift)
     weights = _arguments.floats("token_weights", token_weights, lead, _check.PER_TOKEN, masks=True)
     soft_ids, probabilities = _arguments.soft_targets(soft_targets, lead, size.vocab, options.ignore_index, checked)
     order = _arguments.order("vocab_sort_indices", vocab_sort_indices, size.vocab)

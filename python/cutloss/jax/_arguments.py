@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify
 
-from .. import _check, _core
+from .. import _arrays, _check, _core
 from ._options import Options
 
 
@@ -21,19 +21,22 @@ def known(array: Any) -> bool:
     return not isinstance(array, jax.Array) or array.is_fully_addressable
 
 
-def as_array(array: Any) -> Any:
+def as_array(array: Any, what: str = "labels") -> Any:
+    _arrays.refuse_masked(what, array)
     return array if isinstance(array, jax.Array) else np.asarray(array)
 
 
-def ids(what: str, taken: Any, vocab: int, ignore_index: int, checked: bool = False) -> jax.Array:
+def ids(what: str, taken: Any, vocab: int, ignore_index: int, checked: bool = False, shift: int = 0) -> jax.Array:
     """Labels as int32 or int64. Large unsigned ids are kept out of range instead of wrapping into it. checked: those that
-    are not known yet are checked when the program runs."""
+    are not known yet are checked when the program runs. shift: so many at the start of a sequence are never used."""
     _check.label_dtype(taken.dtype, what)
     if known(taken):  # before JAX narrows int64, where an id of 2**32 + 5 would become 5
-        _check_values(what, np.asarray(taken), vocab, ignore_index)
+        _check_values(what, np.asarray(taken), vocab, ignore_index, shift)
     if taken.dtype.kind == "u" and taken.dtype.itemsize >= 4:
         top = 2**31 - (2 if ignore_index == 2**31 - 1 else 1)
         narrow = jnp.minimum(jnp.asarray(taken), top).astype(jnp.int32)
+        if ignore_index == 2**31 - 1:
+            narrow = jnp.where(jnp.asarray(taken) == ignore_index, ignore_index, narrow)
     elif taken.dtype in (np.int32, np.int64):
         narrow = jnp.asarray(taken)  # int64 becomes int32 where x64 is off
     else:
@@ -43,14 +46,14 @@ def ids(what: str, taken: Any, vocab: int, ignore_index: int, checked: bool = Fa
         raise ValueError(f"ignore_index {ignore_index} does not fit {narrow.dtype}, in which JAX holds these "
                          f"{taken.dtype} {what}: no label can equal it; use one that fits, such as -100")
     if checked and not known(taken) and taken.size:
-        _check_later(what, taken, narrow, vocab, ignore_index)
+        _check_later(what, taken, narrow, vocab, ignore_index, shift)
     return narrow
 
 
 def floats(what: str, value: Any, shape: tuple[int, ...], meaning: str, masks: bool = False) -> jax.Array | None:
     if value is None:
         return None
-    array = as_array(value)
+    array = as_array(value, what)
     _check.real(what, value, array.dtype, array.ndim, masks)
     _check.shape(what, array.shape, shape, meaning)
     return jnp.asarray(array).astype(jnp.float32)
@@ -59,7 +62,7 @@ def floats(what: str, value: Any, shape: tuple[int, ...], meaning: str, masks: b
 def bias(array: Any, vocab: int) -> jax.Array | None:
     if array is None:
         return None
-    array = as_array(array)
+    array = as_array(array, "bias")
     _check.dtype_name("bias", array.dtype)
     _check.shape("bias", array.shape, (vocab,), _check.PER_ID)
     return jnp.asarray(array)
@@ -68,7 +71,7 @@ def bias(array: Any, vocab: int) -> jax.Array | None:
 def order(what: str, array: Any, vocab: int) -> jax.Array | None:
     if array is None:
         return None
-    array = as_array(array)
+    array = as_array(array, what)
     _check.label_dtype(array.dtype, what)
     _check.shape(what, array.shape, (vocab,), _check.PER_PLACE)
     if known(array):
@@ -82,7 +85,7 @@ def soft_targets(value: Any, lead: tuple[int, ...], vocab: int, ignore_index: in
     if value is None:
         return None, None
     _check.pair("soft_targets", value)
-    taken = as_array(value[0])
+    taken = as_array(value[0], "soft_targets ids")
     k = taken.shape[-1] if taken.ndim else 0
     _check.shape("soft_targets ids", taken.shape, (*lead, max(k, 1)), _check.SOFT_IDS)
     narrow = ids("soft_targets ids", taken, vocab, ignore_index, checked)
@@ -148,22 +151,26 @@ def _at(what: str, where: tuple[Any, ...]) -> str:
     return f"{what}[{', '.join(map(str, where))}]"
 
 
-def _check_values(what: str, ids: np.ndarray, vocab: int, ignore_index: int) -> None:
+def _check_values(what: str, ids: np.ndarray, vocab: int, ignore_index: int, shift: int = 0) -> None:
     """Raises for the first bad id."""
-    bad = _is_bad(ids, vocab, ignore_index)
+    bad = _is_bad(ids, vocab, ignore_index) & _used(ids, shift)
     if bad.any():
         where = tuple(map(int, np.argwhere(bad)[0]))
         _core.raise_bad_id(_at(what, where), str(int(ids[where])), vocab, ignore_index)
 
 
-def _check_later(what: str, taken: jax.Array, narrow: jax.Array, vocab: int, ignore_index: int) -> None:
+def _used(ids: Any, shift: int) -> Any:
+    return np.arange(ids.shape[-1]) >= shift if ids.ndim else True
+
+
+def _check_later(what: str, taken: jax.Array, narrow: jax.Array, vocab: int, ignore_index: int, shift: int = 0) -> None:
     """The same, with the same text, in a program under jax.experimental.checkify. A callback that raises would need no such
     wrapper, but on a mesh the other devices then wait for the one that raised, until XLA ends the process."""
     try:
         _core.raise_bad_id(_at(what, ("{}",) * taken.ndim), "{}", vocab, ignore_index)
     except ValueError as error:
         text = str(error)
-    bad = _is_bad(narrow, vocab, ignore_index).reshape(-1)
+    bad = (_is_bad(narrow, vocab, ignore_index) & _used(narrow, shift)).reshape(-1)
     first = jnp.argmax(bad)
     where = jnp.unravel_index(first, taken.shape) if taken.ndim else ()
     checkify.check(~bad.any(), text, *where, taken.reshape(-1)[first])

@@ -3,8 +3,10 @@
 import jax
 import numpy as np
 import pytest
+from jax.experimental import checkify
 from numpy.testing import assert_array_equal
 
+import cutloss
 from cutloss.jax import linear_cross_entropy
 
 RNG = np.random.default_rng(0)
@@ -78,3 +80,40 @@ def test_an_ignored_row_gets_nan_from_the_table(impl, reduction):
 def test_top_k_takes_minus_0_for_less(impl):
     found = linear_cross_entropy(X, W, np.array([1, 2, 3]), logit_scale=0.0, metrics="top_k=3", _impl=impl)[1]
     assert_array_equal(found["top_k_ids"], [[0, 1, 2]] * 3)
+
+
+# ---- labels that are not looked at, or only seem to be bad ------------------------------------------------------------
+
+SHIFTED = np.array([[9, 2, 3], [4, 8, -100]])  # of 9 ids; the first of each sequence labels nothing
+TOKENS = RNG.normal(size=(2, 3, 2)).astype(np.float32)
+TABLE = RNG.normal(size=(9, 2)).astype(np.float32)
+
+
+@BOTH
+def test_a_label_that_the_shift_leaves_out_is_refused(impl):
+    expected = cutloss.linear_cross_entropy(TOKENS, TABLE, SHIFTED, shift=1, wrt=()).loss
+    assert linear_cross_entropy(TOKENS, TABLE, SHIFTED, shift=1, _impl=impl) == pytest.approx(expected, rel=1e-6)
+
+    def loss(labels):
+        return linear_cross_entropy(TOKENS, TABLE, labels, shift=1, check_labels=True, _impl=impl)
+
+    checked = jax.jit(checkify.checkify(loss))
+    error, found = checked(SHIFTED)
+    error.throw()
+    assert found == pytest.approx(expected, rel=1e-6)
+    with pytest.raises(ValueError, match=r"labels\[0, 1\] is 9"):
+        checked(np.roll(SHIFTED, 1, axis=1))[0].throw()
+    with pytest.raises(ValueError, match=r"labels\[0, 1\] is 9"):
+        linear_cross_entropy(TOKENS, TABLE, np.roll(SHIFTED, 1, axis=1), shift=1, _impl=impl)
+
+
+@BOTH
+def test_unsigned_labels_at_the_largest_ignore_index_count(impl):
+    labels = np.array([1, 2, 2**31 - 1], np.uint32)
+    with_it = linear_cross_entropy(X, W, labels, ignore_index=2**31 - 1, _impl=impl)
+    assert with_it == linear_cross_entropy(X, W, np.array([1, 2, -100]), _impl=impl)
+
+
+def test_a_mask_of_labels_is_dropped():
+    with pytest.raises(TypeError, match="labels: masked arrays are not taken"):
+        linear_cross_entropy(X, W, np.ma.array([1, 2, 3], mask=[1, 0, 0]))
