@@ -131,7 +131,7 @@ void add_check(CLI::App& app, int& code) {
       ->check(CLI::IsMember({"all", "loss", "stream", "chunk", "recompute", "sparse"}))
       ->capture_default_str();
   command->add_option("--threads", options.threads, "That must give the bits of one thread")
-      ->check(at_least(1))
+      ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   command->add_option("--n", options.n, "Tokens (default: random)")->check(at_least(0));
   command->add_option("--v", options.v, "Vocabulary (default: random)")->check(at_least(1));

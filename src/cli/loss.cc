@@ -165,7 +165,8 @@ void print_as_text(const Plan& plan, const LossResults& r, double seconds, int r
   const Problem& p = r.problem;
   std::vector<std::pair<std::string, std::string>> facts;
   if (p.reduction == Reduction::none) {
-    facts.emplace_back("loss", fmt::format("{} values; --nll FILE writes them", p.tokens));
+    facts.emplace_back("loss",
+                       fmt::format("{} values, which --json prints; --nll FILE writes the nll of each", p.tokens));
   } else {
     facts.emplace_back("loss", fmt::format("{:.9g}", r.loss[0]));
   }
