@@ -7,6 +7,24 @@
 
 namespace cutloss::analysis {
 
+void ErrorSum::add(const double* error, const double* exact, std::int64_t hidden, double exact2, bool got_nothing,
+                   double bound, bool rms) {
+  const double owner2 = cutloss::analysis::dot(error, error, hidden);
+  error2 += owner2;
+  dot += cutloss::analysis::dot(error, exact, hidden);
+  if (exact2 > 0) worst = std::max(worst, std::sqrt(owner2 / exact2));
+  if (got_nothing) {
+    nothing += 1;
+    nothing2 += exact2;
+  }
+  if (rms) {
+    bound2 += bound * bound;
+  } else if (bound > 0) {
+    of_bound = std::max(of_bound, std::sqrt(owner2) / bound);
+  }
+  for (std::size_t d = 0; d < sum.size(); ++d) sum[d] += error[d];
+}
+
 ErrorTable::ErrorTable(int levels, std::int64_t hidden, bool with_sum)
     : methods(static_cast<std::size_t>(kMethods * levels)),
       variants(kVariants),
@@ -97,24 +115,6 @@ void OwnerSums::add_sampled(std::int64_t owner, int level, double factor, const 
   sampled_levels_[static_cast<std::size_t>(owner)] |= std::uint64_t{1} << level;
 }
 
-void OwnerSums::count_error(ErrorSum& sum, const double* error, const double* exact, double exact2, bool nothing,
-                            double bound, bool rms) const {
-  const double error2 = dot(error, error, hidden_);
-  sum.error2 += error2;
-  sum.dot += dot(error, exact, hidden_);
-  if (exact2 > 0) sum.worst = std::max(sum.worst, std::sqrt(error2 / exact2));
-  if (nothing) {
-    sum.nothing += 1;
-    sum.nothing2 += exact2;
-  }
-  if (rms) {
-    sum.bound2 += bound * bound;
-  } else if (bound > 0) {
-    sum.of_bound = std::max(sum.of_bound, std::sqrt(error2) / bound);
-  }
-  for (std::size_t d = 0; d < sum.sum.size(); ++d) sum.sum[d] += error[d];
-}
-
 void OwnerSums::finish(std::int64_t owner, const double* shared_tail, const Bounds& bounds, ErrorTable& table) {
   const double* const exact = at(owner, exact_);
   const double exact2 = dot(exact, exact, hidden_);
@@ -139,19 +139,20 @@ void OwnerSums::finish(std::int64_t owner, const double* shared_tail, const Boun
     const auto sum = [&](Method method) -> ErrorSum& {
       return table.methods[static_cast<std::size_t>(static_cast<int>(method) * levels_.count() + level)];
     };
-    count_error(sum(Method::drop), dropped, exact, exact2, none, mass * bounds.largest, false);
-    count_error(sum(Method::tile), tiles, exact, exact2, first_tile_[index] > level, 0, false);
+    sum(Method::drop).add(dropped, exact, hidden_, exact2, none, mass * bounds.largest, false);
+    sum(Method::tile).add(tiles, exact, hidden_, exact2, first_tile_[index] > level, 0, false);
     std::copy_n(dropped, hidden_, error);
     add_scaled(1.0, tail, hidden_, error);
-    count_error(sum(Method::tail), error, exact, exact2, none && tail2 == 0, mass * bounds.radius, false);
+    sum(Method::tail).add(error, exact, hidden_, exact2, none && tail2 == 0, mass * bounds.radius, false);
     std::copy_n(dropped, hidden_, error);
     add_scaled(1.0, at(owner, sampled_ + level), hidden_, error);
-    count_error(sum(Method::unbiased), error, exact, exact2, none && (sampled_levels_[index] >> level & 1) == 0,
-                std::sqrt(levels_.epsilon(level) * mass) * bounds.largest, true);
+    sum(Method::unbiased)
+        .add(error, exact, hidden_, exact2, none && (sampled_levels_[index] >> level & 1) == 0,
+             std::sqrt(levels_.epsilon(level) * mass) * bounds.largest, true);
   }
   for (int variant = 0; variant < kVariants && !variants_.empty(); ++variant) {
     variants_[index].error(variant, exact, error);
-    count_error(table.variants[static_cast<std::size_t>(variant)], error, exact, exact2, false, 0, false);
+    table.variants[static_cast<std::size_t>(variant)].add(error, exact, hidden_, exact2, false, 0, false);
   }
 }
 

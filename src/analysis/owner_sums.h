@@ -17,6 +17,10 @@ struct ErrorSum {
   double error2 = 0, dot = 0;  // of the error, and of error and exact gradient
   double worst = 0, nothing = 0, nothing2 = 0, of_bound = 0, bound2 = 0;
   std::vector<double> sum;  // of the errors, if asked for
+
+  // An owner's error and exact gradient [D], the latter's square norm, and what bounds the error; 0: nothing known.
+  void add(const double* error, const double* exact, std::int64_t hidden, double exact2, bool got_nothing, double bound,
+           bool rms);
 };
 
 struct ErrorTable {
@@ -55,8 +59,6 @@ class OwnerSums {
 
  private:
   double* at(std::int64_t owner, int part) { return sums_.data() + (owner * parts_ + part) * hidden_; }
-  void count_error(ErrorSum& sum, const double* error, const double* exact, double exact2, bool nothing, double bound,
-                   bool rms) const;
 
   std::int64_t hidden_;
   const Levels& levels_;

@@ -1,6 +1,4 @@
-#include <algorithm>
-#include <cmath>
-
+#include "src/analysis/owner_sums.h"
 #include "src/analysis/passes.h"
 #include "src/analysis/vectors.h"
 
@@ -11,38 +9,25 @@ namespace {
 template <typename Exact>
 GradientError compare(const std::vector<float>& made, const std::vector<Exact>& exact, std::int64_t d, bool of_table,
                       bool turned = false) {
-  std::vector<double> error(static_cast<std::size_t>(d)), row(error), sum(error.size(), 0.0), exact_sum(sum);
-  double error2 = 0, exact2 = 0, product = 0, nothing2 = 0;
-  std::int64_t nothing = 0;
-  GradientError result;
+  ErrorTable table(0, d, !of_table);
+  ErrorSum sum;
+  sum.sum.assign(table.exact_sum.size(), 0.0);
+  std::vector<double> error(static_cast<std::size_t>(d)), row(error);
   const auto rows = static_cast<std::int64_t>(exact.size()) / d;
   for (std::int64_t i = 0; i < rows; ++i) {
-    bool zero = true;
+    bool nothing = of_table;
     for (std::int64_t k = 0; k < d; ++k) {
       const float value = made[static_cast<std::size_t>(turned ? k * rows + i : i * d + k)];
       row[static_cast<std::size_t>(k)] = exact[static_cast<std::size_t>(i * d + k)];
       error[static_cast<std::size_t>(k)] = value - row[static_cast<std::size_t>(k)];
-      zero = zero && value == 0;
+      nothing = nothing && value == 0;
     }
-    const double row_error2 = dot(error.data(), error.data(), d), row2 = dot(row.data(), row.data(), d);
-    error2 += row_error2, exact2 += row2;
-    product += dot(error.data(), row.data(), d);
-    if (row2 > 0) result.worst_row = std::max(result.worst_row, std::sqrt(row_error2 / row2));
-    if (zero) ++nothing, nothing2 += row2;
-    add_scaled(1.0, error.data(), d, sum.data());
-    add_scaled(1.0, row.data(), d, exact_sum.data());
+    const double row2 = dot(row.data(), row.data(), d);
+    table.exact2 += row2, table.owners += 1;
+    for (std::size_t k = 0; k < table.exact_sum.size(); ++k) table.exact_sum[k] += row[k];
+    sum.add(error.data(), row.data(), d, row2, nothing, 0, false);
   }
-  result.relative = exact2 > 0 ? std::sqrt(error2 / exact2) : 0;
-  const double made2 = exact2 + 2 * product + error2;
-  result.cosine = exact2 > 0 && made2 > 0 ? (exact2 + product) / std::sqrt(exact2 * made2) : 0;
-  if (of_table) {
-    result.nothing = static_cast<double>(nothing) / static_cast<double>(rows);
-    result.nothing_norm = exact2 > 0 ? nothing2 / exact2 : 0;
-  } else {
-    const double whole = dot(exact_sum.data(), exact_sum.data(), d);
-    result.bias = whole > 0 ? std::sqrt(dot(sum.data(), sum.data(), d) / whole) : 0;
-  }
-  return result;
+  return table.result(sum, false);
 }
 
 }  // namespace
