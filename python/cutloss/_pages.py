@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 
 def marks(part: str) -> tuple[str, str]:
     return f"<!-- {part}: begin -->", f"<!-- {part}: end -->"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: bool = False) -> str:
+    """numbers: all columns but the first are."""
+    rule = ["---", *["---:" if numbers else "---"] * (len(head) - 1)]
+    return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in (head, rule, *rows))
 
 
 def put(page: str, part: str, text: str) -> str:

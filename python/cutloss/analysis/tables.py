@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def study(files: dict[str, dict[str, Any]]) -> str:
     columns = [_study_column(result) for result in files.values()]
     labels = list(columns[0]) if columns else []
     head = ["ε = 2⁻¹², 128 × 128 tiles", "Qwen2.5-0.5B, the article's", *map(title, files)]
-    return _table(head, [[label, PUBLISHED.get(label, ""), *(c[label] for c in columns)] for label in labels])
+    return _pages.table(head, [[label, PUBLISHED.get(label, ""), *(c[label] for c in columns)] for label in labels])
 
 
 def _study_column(r: dict[str, Any]) -> dict[str, str]:
@@ -113,7 +113,7 @@ def _errors(r: dict[str, Any]) -> str:
                 _number(e["worst_row"]), _number(e["bias"]), f"{e['of_bound']:.2f}" if e["of_bound"] else "–",
                 _number(c["relative"]), _percent(c["rows_with_nothing"]),
             ])  # fmt: skip
-    return _table(head, rows)
+    return _pages.table(head, rows)
 
 
 def _tolerances(r: dict[str, Any]) -> str:
@@ -129,7 +129,7 @@ def _tolerances(r: dict[str, Any]) -> str:
          *(_number(t["d_e"][key]) for key in ("relative", "worst_row", "bias")), *(value(t) for _, value in of_table)]
         for t in r["tolerances"]
     ]  # fmt: skip
-    return _table([*head, *(label for label, _ in of_table)], rows)
+    return _pages.table([*head, *(label for label, _ in of_table)], rows)
 
 
 def _sums(r: dict[str, Any]) -> str:
@@ -138,11 +138,7 @@ def _sums(r: dict[str, Any]) -> str:
         tiles = f"filtered at 2^-{v['exponent']}" if v["filtered"] else "all"
         e, c = v["d_e"], v["d_c"]
         rows.append([v["sums"], tiles, _number(e["relative"]), _number(e["bias"]), _number(c["relative"])])
-    return _table(["sums", "tiles", "dE", "bias of the sum", "dC"], rows)
-
-
-def _table(head: list[str], rows: Iterable[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
+    return _pages.table(["sums", "tiles", "dE", "bias of the sum", "dC"], rows)
 
 
 def _percent(share: float) -> str:

@@ -118,8 +118,7 @@ def text_table(table: list[tuple[str, ...]]) -> str:
 
 
 def markdown_table(table: list[tuple[str, ...]]) -> str:
-    lines = [HEADER, ("---", *["---:"] * (len(HEADER) - 1)), *table]
-    return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in line) + " |" for line in lines)
+    return _pages.table(HEADER, table, numbers=True)
 
 
 def machine_line(data: dict[str, Any]) -> str:
