@@ -8,7 +8,9 @@ cached. `python -m cutloss.sft.gemma3` does that and prints the loss on a text, 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from . import weight_files
 from .paths import cached_folder
 
 # Part of the cache's folder name: raise it when the conversion changes, so that an old cache is never read as a new one.
@@ -60,23 +62,22 @@ def prepare() -> Path:
     def build(folder: Path) -> None:
         # assemble() joins the package's four parts and verifies the SHA-256 of the whole.
         gguf_file = package.assemble(folder / "weights.gguf")
-        convert(gguf_file, folder)
+        convert(weight_files.gguf(gguf_file), folder)
         gguf_file.unlink()
 
     return cached_folder(f"gemma3-270m-{package.EXPECTED_SHA256[:12]}-v{FORMAT}", build)
 
 
-def convert(gguf_file: Path, out: Path) -> None:
-    """Writes `model.safetensors` and `tokenizer.model` for the Gemma 3 GGUF file into the folder `out`."""
+def convert(reader: Any, out: Path) -> None:
+    """Writes `model.safetensors` and `tokenizer.model` for an opened Gemma 3 GGUF file into the folder `out`."""
     import gguf
     import ml_dtypes
     import numpy as np
     from safetensors.numpy import save_file
 
-    reader = gguf.GGUFReader(gguf_file)
     architecture = reader.fields["general.architecture"].contents()
     if architecture != "gemma3":
-        raise ValueError(f"{gguf_file} holds a {architecture!r} model; a 'gemma3' one is needed")
+        raise ValueError(f"it holds a {architecture!r} model; a 'gemma3' one is needed")
     tensors = {}
     for tensor in reader.tensors:
         name = hugging_face_name(tensor.name)

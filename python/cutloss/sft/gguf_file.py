@@ -52,7 +52,7 @@ def convert(path: Path, folder: Path) -> None:
         raise ValueError(f"it holds a {name!r} model; of GGUF files {known} are read, else give a folder of safetensors")
     config = config_json(reader, name)
     if name == "gemma3":
-        gemma3.convert(path, folder)
+        gemma3.convert(reader, folder)
     else:
         _write_tensors(reader, ARCHITECTURES[name], folder)
         gguf_tokenizer.write(reader, folder)

@@ -15,7 +15,7 @@ MAX_HEADER_BYTES = 100_000_000  # of safetensors, by its format
 
 
 @contextmanager
-def safetensors(path: Path, framework: str = "numpy") -> Iterator[Any]:
+def safetensors(path: Path) -> Iterator[Any]:
     """Opens a .safetensors file; within the block, what its library refuses is a ConfigError too.
 
     Raises:
@@ -26,7 +26,7 @@ def safetensors(path: Path, framework: str = "numpy") -> Iterator[Any]:
 
     _check_header(path)
     try:
-        with safe_open(path, framework=framework) as file:
+        with safe_open(path, framework="numpy") as file:
             yield file
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"{path}: not a sound safetensors file: {error}") from error
