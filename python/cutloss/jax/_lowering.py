@@ -23,6 +23,9 @@ def is_for_cpu(options: Options, chip: str = "") -> bool:
 def either(options: Options, chip: str, kernels: Callable[..., Any], tiles: Callable[..., Any], *arguments: Any) -> Any:
     """kernels(options, *arguments) on CPU and tiles(options, *arguments) elsewhere. Limits are for the one that runs: where
     the other cannot keep them it does without."""
+    if options.impl == "cpu":
+        return kernels(options, *arguments)
+
     def limited(run: Callable[..., Any], here: bool, *arguments: Any) -> Any:
         try:
             return run(options, *arguments)

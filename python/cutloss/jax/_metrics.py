@@ -80,8 +80,8 @@ def _top(values: jax.Array, ids: jax.Array, k: int) -> tuple[jax.Array, jax.Arra
 
 def finish(options: Options, state: dict[str, jax.Array], rows: Any, top: jax.Array, label_logit: jax.Array,
            total: jax.Array, peak: jax.Array, log_mass: jax.Array) -> dict[str, jax.Array]:
-    """top, total: of the others than the label. Tokens that are not looked at get 0, and -1 for an id; those whose lse
-    is NaN have no order, and get -1 too."""
+    """top, total: of the others than the label. Tokens whose lse is NaN have no order, and get -1 for an id; those that
+    are not looked at are left to `only_valid`."""
     out = {}
     if "entropy" in state:
         base = jnp.where(peak == -jnp.inf, 0, peak)
@@ -99,8 +99,8 @@ def finish(options: Options, state: dict[str, jax.Array], rows: Any, top: jax.Ar
     if "top" in state:
         out["top_k_ids"] = state["top_ids"]
         out["top_k_logprobs"] = (state["top"] - jnp.where(peak == -jnp.inf, 0, peak)[:, None]) - log_mass[:, None]
-    ordered = rows.valid & ~jnp.isnan(peak + log_mass)
-    return {name: only_valid(ordered if name in _OF_ORDER else rows.valid, value, name) for name, value in out.items()}
+    ordered = ~jnp.isnan(peak + log_mass)
+    return {name: only_valid(ordered, value, name) if name in _OF_ORDER else value for name, value in out.items()}
 
 
 _OF_ORDER = ("argmax", "correct", "top_k_ids")

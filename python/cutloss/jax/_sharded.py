@@ -165,8 +165,7 @@ def _on_device(options: Options, wants: Wants, place: Place, inputs: _Inputs) ->
     rounded = (wants.d_w and inputs.w.dtype != jnp.float32) or (wants.d_bias and bias.dtype != jnp.float32)
     if options.impl == "xla" or place.vocab_axes or rounded or not _ffi.available():
         return tiles(options, inputs)
-    return kernels(options, inputs) if options.impl == "cpu" else _lowering.either(
-        options, place.chip, kernels, tiles, inputs)
+    return _lowering.either(options, place.chip, kernels, tiles, inputs)
 
 
 def _kernels(options: Options, wants: Wants, place: Place, inputs: _Inputs) -> Values:

@@ -59,8 +59,7 @@ def _compiled(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels
     if not _ffi.available():
         _warn_no_kernels()
         return tiles(options, *arguments)
-    return kernels(options, *arguments) if options.impl == "cpu" else _lowering.either(
-        options, "", kernels, tiles, *arguments)
+    return _lowering.either(options, "", kernels, tiles, *arguments)
 
 
 @functools.cache
