@@ -301,7 +301,8 @@ struct Inputs {
 // lse_cotangent add), and c_v the row v of the table.
 struct FilterReport {
   std::int64_t rows = 0;         // rows that were filtered or redone
-  std::int64_t rows_redone = 0;  // done exactly after all: over the tolerance, or too flat to be worth filtering
+  std::int64_t rows_redone = 0;  // done exactly after all: over the tolerance, or too flat to be worth filtering (of a
+                                 // frozen head from where that showed)
   double kept_entries = 0;       // of the rows that stayed filtered, labels included
   double epsilon = 0;            // the one that was used
   double dropped_mass_mean = 0;  // delta_i: softmax mass below epsilon, dropped or left to chance

@@ -72,8 +72,9 @@ class LossTask {
       if (zero != nullptr) std::fill_n(zero, lanes, 0.0f);
     }
     for (float* zero : {state.accumulator, state.smooth_accumulator}) {
-      if (zero != nullptr) std::fill_n(zero, lanes * accumulator_row(), 0.0f);
+      if (zero != nullptr) std::fill_n(zero, lanes * g_.padded_depth, 0.0f);
     }
+    if (state.row_accumulator != nullptr) std::fill_n(state.row_accumulator, lanes * g_.row_stride, 0.0f);
     if (plan_.mode == Mode::sparse) reset_filter(context_, block.first, block.count, state);
     reset_metrics(context_, state.metrics, lanes);
   }
@@ -92,9 +93,6 @@ class LossTask {
     std::copy_n(filter, block.panels * g_.panel, state.metrics.label_logit);
   }
 
-  // Floats of the accumulator for one token.
-  std::int64_t accumulator_row() const { return plan_.mode == Mode::sparse ? g_.row_stride : g_.padded_depth; }
-
   float* saved_logits(const Block& block, std::int64_t lane, const VocabTile& tile) const {
     const std::int64_t chunk_panel = (block.first - range_first_ + lane) / g_.panel;
     return context_.workspace.saved_logits +
@@ -108,8 +106,9 @@ class LossTask {
     const Kernels& kernels = context_.kernels;
     const std::int64_t groups = ceil_div(tile.rows, g_.rows);
     const auto stride = static_cast<std::size_t>(g_.head_stride);
-    const bool sparse = plan_.mode == Mode::sparse;
-    if (sparse && state.filter.flat[lane / g_.panel] != 0) return;  // the exact mode has these rows
+    const bool flat = plan_.mode == Mode::sparse && state.filter.flat[lane / g_.panel] != 0;
+    if (flat && state.accumulator == nullptr) return;  // the exact mode has these rows
+    const bool sparse = plan_.mode == Mode::sparse && !flat;
     float* z = plan_.mode == Mode::chunk ? saved_logits(block, lane, tile) : scratch.logits;
     kernels.logits(scratch.head, stride, groups, scratch.tokens + lane * g_.depth, g_.depth, z);
     if (p.softcap) {
@@ -122,8 +121,10 @@ class LossTask {
                     scratch.rescale);
     const std::int64_t live = std::min(g_.panel, block.count - lane);
     observe_tile(context_, state.metrics, lane, live, z, tile.rows, tile.row, panel_state(state, lane), scratch);
+    const SparsePanel filtered{block.first + lane, lane, live, range_first_};
+    if (flat) keep_tile(tile, filtered, scratch, state);
     if (sparse) {
-      filter_tile(context_, tile, {block.first + lane, lane, live, range_first_}, scratch, state);
+      filter_tile(context_, tile, filtered, scratch, state);
     } else if (streams_d_e(p)) {
       kernels.hidden_gradient(scratch.head, stride, groups, scratch.weights, g_.padded_depth, scratch.rescale,
                               state.accumulator + lane * g_.padded_depth);
@@ -191,13 +192,14 @@ class LossTask {
     }
     row.max = max;
     RowSoftmax softmax = combine(max, sum, label_logit);
-    // The softmax of a row without a label is known all the same. Nothing else of a bad one is; one of padding has none.
+    // The softmax of a row without a label is known all the same. Nothing else of a bad one is; one of padding has
+    // none.
     const double none = context_.workspace.rows.label[table_row] == kNoTarget ? 0 : NAN;
     if (!has_label) softmax = {none, softmax.lse, softmax.weight, none, none};
     FilteredRow filtered{};
     if (plan_.mode == Mode::sparse) {
       filtered = join_filter(context_, lane, slot, slices, max, softmax.weight);
-      if (filtered.flat) {
+      if (filtered.flat && wants_head(plan_.problem)) {
         certify(context_, table_row, filtered, 0);
         return leave_out(table_row);
       }
@@ -291,19 +293,22 @@ class LossTask {
   void form_d_e(const Row& row, double label_grad, std::int64_t first, std::int64_t count, double* values) const {
     const Problem& p = plan_.problem;
     const bool sparse = plan_.mode == Mode::sparse;
-    const std::int64_t step = sparse ? 1 : g_.panel;
     const std::int64_t panel_at = row.lane / g_.panel * g_.panel * g_.padded_depth + row.lane % g_.panel;
-    const std::int64_t at = (sparse ? row.lane * g_.row_stride : panel_at) + first * step;
+    const std::int64_t at = panel_at + first * g_.panel;
     std::fill_n(values, count, 0.0);
     for (std::int64_t s = 0; s < row.slices; ++s) {
       const LossState state = context_.workspace.loss_state(row.slot + s);
-      const float* scale_max = sparse ? state.filter.scale_max : state.max;
-      const double factor = row.weight * std::exp(scale_max[row.lane] - row.max);
-      for (std::int64_t i = 0; i < count; ++i) values[i] += factor * state.accumulator[at + i * step];
-      if (state.smooth_accumulator == nullptr) continue;
-      for (std::int64_t i = 0; i < count; ++i) {
-        values[i] -= row.factors.smooth * state.smooth_accumulator[at + i * step];
+      const auto add = [&](double factor, const float* sums, std::int64_t step) {
+        for (std::int64_t i = 0; i < count; ++i) values[i] += factor * sums[i * step];
+      };
+      if (sparse) {
+        const double factor = row.weight * std::exp(state.filter.scale_max[row.lane] - row.max);
+        add(factor, state.row_accumulator + row.lane * g_.row_stride + first, 1);
       }
+      if (!sparse || state.filter.flat[row.lane / g_.panel] != 0) {
+        add(row.weight * std::exp(state.max[row.lane] - row.max), state.accumulator + at, g_.panel);
+      }
+      if (state.smooth_accumulator != nullptr) add(-row.factors.smooth, state.smooth_accumulator + at, g_.panel);
     }
     if (p.label_smoothing > 0 && !p.softcap) {
       for (std::int64_t i = 0; i < count; ++i) values[i] -= row.factors.smooth * context_.workspace.vector[first + i];

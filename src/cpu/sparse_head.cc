@@ -29,8 +29,8 @@ class ScatterTask {
     };
     for (std::int64_t row = 0; row < group_.count; row += g_.panel) {
       const std::int64_t live = std::min(g_.panel, group_.count - row);
-      const std::uint8_t* redo = context_.workspace.rows.redo + group_.first + row;
-      if (std::all_of(redo, redo + live, [](std::uint8_t r) { return r != 0; })) continue;  // flat: no entries
+      const Redo* redo = context_.workspace.rows.redo + group_.first + row;
+      if (std::all_of(redo, redo + live, [](Redo r) { return r != Redo::no; })) continue;  // flat: no entries
       add_entries(tile, row, add);
       add_labels(tile_row, rows, row, live, add);
       add_targets(tile_row, rows, row, add);
@@ -67,7 +67,7 @@ class ScatterTask {
     const RowTable& table = context_.workspace.rows;
     for (std::int64_t i = row; i < row + live; ++i) {
       const std::int64_t v = table.position[group_.first + i] - tile_row;
-      if (v < 0 || v >= rows || table.redo[group_.first + i] != 0) continue;
+      if (v < 0 || v >= rows || table.redo[group_.first + i] != Redo::no) continue;
       add(table.label_grad[group_.first + i], i, v);
     }
   }
@@ -78,7 +78,7 @@ class ScatterTask {
     const RowTable& table = context_.workspace.rows;
     for (const PanelTarget& target : targets_in(context_, group_.first + row, tile_row, tile_row + rows)) {
       const std::int64_t at = group_.first + row + target.lane;
-      if (table.redo[at] != 0) continue;
+      if (table.redo[at] != Redo::no) continue;
       add(-table.target[at] * target.probability * target.slope, row + target.lane, target.position - tile_row);
     }
   }

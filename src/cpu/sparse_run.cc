@@ -10,11 +10,9 @@ namespace {
 void add_to_report(const Context& context, std::int64_t first, std::int64_t count, FilterReport& report) {
   const RowTable& rows = context.workspace.rows;
   for (std::int64_t i = first; i < first + count; ++i) {
-    if (rows.redo[i] != 0) {
-      ++report.rows_redone;
-      continue;
-    }
-    report.kept_entries += static_cast<double>(rows.kept[i]);
+    if (rows.redo[i] != Redo::no) ++report.rows_redone;
+    if (rows.redo[i] == Redo::exactly) continue;
+    if (rows.redo[i] == Redo::no) report.kept_entries += static_cast<double>(rows.kept[i]);
     report.dropped_mass_mean += rows.below[i];
     report.dropped_mass_max = std::max(report.dropped_mass_max, rows.below[i]);
     report.error_bound = std::max(report.error_bound, rows.bound[i]);
@@ -25,7 +23,7 @@ void add_to_report(const Context& context, std::int64_t first, std::int64_t coun
 std::int64_t collect_left(const Context& context, std::int64_t first, std::int64_t count, std::int64_t left) {
   const RowTable& rows = context.workspace.rows;
   for (std::int64_t i = first; i < first + count; ++i) {
-    if (rows.redo[i] == 0) continue;
+    if (rows.redo[i] != Redo::exactly) continue;
     rows.row[left] = rows.row[i];
     rows.label[left] = rows.label[i];
     rows.position[left] = rows.position[i];

@@ -157,6 +157,46 @@ TEST_P(EveryTargetSparse, FlatRowsFallBackToTheExactMode) {
   }
 }
 
+// Ids far below epsilon, then thousands above it, then likelier ones still: with a frozen head the rows are filtered
+// until that shows, and end without a filter in the same pass.
+TEST_P(EveryTargetSparse, RowsThatTurnFlatLoseWhatWasDroppedBefore) {
+  const std::int64_t n = 520, v = 13000, d = 16;
+  const auto level = [](std::int64_t id) { return id < 4700 ? -24.0f : id < 8700 ? 0.0f : 4.0f; };
+  for (const std::optional<float> softcap : {std::optional<float>(), std::optional<float>(12.0f)}) {
+    Case test = Case::random(n, v, d, 5, 0.1f, softcap ? DType::bf16 : DType::f32);
+    test.problem.want_d_e = true;
+    test.problem.softcap = softcap;
+    test.problem.filter = Filter::certified;
+    test.problem.epsilon = 1e-6f;
+    const std::size_t last = d - 1;
+    for (std::int64_t id = 0; id < v; ++id) test.c.set(static_cast<std::size_t>(id * d) + last, level(id));
+    for (std::size_t i = 0; i < n; ++i) {
+      test.e.set(i * d + last, 1.0f);
+      if (test.labels[i] >= 0) test.labels[i] = v - 1 - static_cast<std::int64_t>(i);
+    }
+    const Filtered got = run(test, plan(test.problem));
+    ASSERT_EQ(got.plan.vocab_slices, 1) << "each would turn by itself";
+    EXPECT_EQ(got.report.rows_redone, got.report.rows);
+    const auto want = reference::linear_cross_entropy(test.problem, test.inputs(), {v + 300});
+    double most = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      double rounding = 0;
+      const double error = row_error(got.answer, want, static_cast<std::int64_t>(i), d, &rounding);
+      EXPECT_LE(error, got.report.error_bound + rounding) << "row " << i;
+      if (test.labels[i] < 0) continue;
+      double dropped = 0;
+      for (std::size_t id = 0; id < 4700; ++id) {
+        double z = 0;
+        for (std::size_t k = 0; k < d; ++k) z += static_cast<double>(test.e.get(i * d + k)) * test.c.get(id * d + k);
+        if (softcap) z = *softcap * std::tanh(z / *softcap);
+        dropped += std::exp(z - want.lse[i]);
+      }
+      most = std::max(most, dropped);
+    }
+    EXPECT_NEAR(got.report.dropped_mass_max, 1.01 * most, 1e-3 * most);
+  }
+}
+
 // A softmax that is no number drops nothing: every dz of its row is NaN.
 TEST_P(EveryTargetSparse, ARowThatIsNaNLeavesIdsOfTheHeadFinite) {
   for (const Filter filter : {Filter::certified, Filter::unbiased, Filter::tile}) {

@@ -52,12 +52,12 @@ class PanelFilter {
     for (std::int64_t i = 0; i < panel_.live; ++i) update_lane(i);
     const SparseEntries entries = panel_entries();
     std::int64_t stored = stored_so_far();
-    if (!use_entries(entries, stored)) {
-      filter_.flat[panel_.lane / g_.panel] = 1;
-      return;
-    }
+    const bool flat = keeps_too_much();
+    filter_.flat[panel_.lane / g_.panel] = flat ? 1 : 0;
+    if (flat && wants_head(p_)) return;
+    use_entries(entries, stored);
     if (context_.workspace.entry_ends != nullptr) *entry_end(tile_.index) = static_cast<std::int32_t>(stored);
-    if (p_.filter == Filter::certified && ends_tail()) flush_tail();
+    if (p_.filter == Filter::certified && (flat || ends_tail())) flush_tail();
   }
 
  private:
@@ -86,7 +86,7 @@ class PanelFilter {
     filter_.factor[at] = std::exp(max - filter_.scale_max[at]);
   }
 
-  float* accumulator(std::int64_t i) const { return state_.accumulator + (panel_.lane + i) * g_.row_stride; }
+  float* accumulator(std::int64_t i) const { return state_.row_accumulator + (panel_.lane + i) * g_.row_stride; }
 
   std::int64_t group_panel() const { return (panel_.first - panel_.group_first) / g_.panel; }
 
@@ -106,9 +106,9 @@ class PanelFilter {
     return *entry_end(tile_.index - 1);
   }
 
-  // Adds the kept entries to dE and to `entries`; false when the panel keeps too much.
-  bool use_entries(const SparseEntries& entries, std::int64_t& stored) const {
-    const std::uint32_t live = panel_.live >= 32 ? ~std::uint32_t{0} : (std::uint32_t{1} << panel_.live) - 1;
+  // Whether the panel, this tile's entries counted, is to be filtered no further. With a trainable head it is then left
+  // to the exact mode; else the next tiles are added to dE by the exact mode's product, and nothing is lost.
+  bool keeps_too_much() const {
     const std::int64_t capacity = context_.plan.panel_entries;
     std::int64_t total = 0;
     for (std::int64_t i = 0; i < panel_.live; ++i) {
@@ -120,9 +120,13 @@ class PanelFilter {
     const std::int64_t tiles = slice_end() - slice_first();
     const std::int64_t done = tile_.index - slice_first() + 1;
     const std::int64_t free = g_.panel * tiles * g_.tile_rows / 64;
-    if (total > std::min(capacity, free + 2 * capacity * done / tiles)) {
-      return false;
-    }
+    const std::int64_t share = wants_head(p_) ? 2 * capacity : capacity;
+    return total > std::min(capacity, free + share * done / tiles);
+  }
+
+  // Adds the kept entries to dE and to `entries`.
+  void use_entries(const SparseEntries& entries, std::int64_t& stored) const {
+    const std::uint32_t live = panel_.live >= 32 ? ~std::uint32_t{0} : (std::uint32_t{1} << panel_.live) - 1;
     const RowSums d_e = hidden_sums();
     for (std::int64_t v = 0; v < tile_.rows; ++v) {
       std::uint32_t bits = scratch_.masks[v] & live;
@@ -141,7 +145,6 @@ class PanelFilter {
       }
     }
     d_e.flush();
-    return true;
   }
 
   // Sums of table rows, one for each lane.
@@ -230,6 +233,14 @@ void filter_tile(const Context& context, const VocabTile& tile, const SparsePane
   PanelFilter(context, tile, panel, scratch, state).run();
 }
 
+void keep_tile(const VocabTile& tile, const SparsePanel& panel, const LossScratch& scratch, const LossState& state) {
+  for (std::int64_t i = 0; i < panel.live; ++i) {
+    state.filter.below[panel.lane + i] *= scratch.rescale[i];
+    state.filter.below_error[panel.lane + i] *= scratch.rescale[i];
+    state.filter.kept[panel.lane + i] += tile.rows;
+  }
+}
+
 FilteredRow join_filter(const Context& context, std::int64_t lane, std::int64_t slot, std::int64_t slices, double max,
                         double weight) {
   FilteredRow row{false, 0, 1};  // the label
@@ -255,8 +266,9 @@ bool certify(const Context& context, std::int64_t table_row, const FilteredRow& 
   w.rows.kept[table_row] = row.kept;
   w.rows.bound[table_row] = std::abs(p.logit_scale * softmax_factor) * share * w.radius[w.geometry.tail_blocks];
   // A factor that is no number goes into every entry, also those that would be dropped.
-  const bool exact = row.flat || !std::isfinite(softmax_factor) || (p.tolerance && share > *p.tolerance);
-  w.rows.redo[table_row] = exact ? 1 : 0;
+  const bool exact =
+      (row.flat && wants_head(p)) || !std::isfinite(softmax_factor) || (p.tolerance && share > *p.tolerance);
+  w.rows.redo[table_row] = exact ? Redo::exactly : row.flat ? Redo::finished : Redo::no;
   return !exact;
 }
 

@@ -33,6 +33,8 @@ double number(std::int64_t value) { return static_cast<double>(value); }
 double size(DType dtype) { return static_cast<double>(size_of(dtype)); }
 
 bool drops_entries(const Problem& p) { return p.filter == Filter::certified || p.filter == Filter::unbiased; }
+// The loss pass itself finishes flat rows of a frozen head. With a tolerance most that are redone are those over it.
+bool finishes_flat_rows(const Problem& p) { return drops_entries(p) && !wants_head(p) && !p.tolerance; }
 
 // The second accumulator that smoothing needs under a softcap is one more product over the vocabulary.
 double hidden_products(const Problem& p) {
@@ -113,14 +115,16 @@ class Model {
     const double readings = read(table_bytes(), blocks());
     const double kept_logits = s_.mode == Mode::chunk ? writes_ * held_bytes() : 0;
     const double hidden_products = streams_d_e(p_) && s_.mode != Mode::sparse ? cutloss::hidden_products(p_) : 0;
-    // Where an epsilon alone was given only flat rows are redone, and they leave the pass early.
+    // Where an epsilon alone was given only flat rows are redone, and that shows early.
     const double flat = s_.mode == Mode::sparse && !p_.tolerance ? kept_.redone * (1 - kFlatShare) : 0;
-    const double select = s_.mode == Mode::sparse ? logits() * kSelectWork : 0;
+    const double left = finishes_flat_rows(p_) ? 0 : flat;
+    const double select = s_.mode == Mode::sparse ? (1 - flat) * logits() * kSelectWork : 0;
     const double rest = hidden_bytes() + (p_.want_d_e ? d_e_bytes() : 0);
     if (speeds_.kernels) pack(blocks() * table(), readings, s_.loss_speed);
     const double tiles = speeds_.kernels ? 0 : readings;
-    products("logits", 1 - flat + mean_products(p_), tiles + kept_logits + rest, (1 - flat) * (logit_work() + select),
+    products("logits", 1 - left + mean_products(p_), tiles + kept_logits + rest, (1 - left) * logit_work() + select,
              s_.loss_speed);
+    if (finishes_flat_rows(p_) && flat > 0) products("dE", flat, 0, 0, s_.loss_speed);
     if (hidden_products > 0) products("dE", hidden_products, 0, 0, s_.loss_speed);
   }
 
@@ -296,7 +300,7 @@ Cost predict(const Problem& problem, const Schedule& schedule, const Speeds& spe
 
 Cost predict(const Plan& plan, const Speeds& speeds, const Kept& kept) {
   Cost cost = predict(plan.problem, schedule_of(plan), speeds, kept);
-  if (plan.exact && kept.redone > 0) {
+  if (plan.exact && kept.redone > 0 && !finishes_flat_rows(plan.problem)) {
     const Problem rest = redone_rows(plan.problem, kept);
     Schedule schedule = schedule_of(*plan.exact);
     schedule.at_once = std::min(schedule.at_once, rest.tokens);
@@ -307,7 +311,7 @@ Cost predict(const Plan& plan, const Speeds& speeds, const Kept& kept) {
 
 Cost predict_on(const Problem& problem, Mode mode, const Speeds& speeds, const Kept& kept) {
   Cost cost = predict(problem, schedule_on(problem, mode, speeds), speeds, kept);
-  if (mode == Mode::sparse && kept.redone > 0) {
+  if (mode == Mode::sparse && kept.redone > 0 && !finishes_flat_rows(problem)) {
     const Problem rest = redone_rows(problem, kept);
     append(predict_on(rest, legal_modes(rest).front(), speeds), cost);
   }

@@ -80,7 +80,9 @@ TEST(Cost, RowsThatAreRedoneCostTheExactMode) {
   // Without a tolerance only flat rows are redone, and those are found early.
   p.tolerance.reset();
   p.epsilon = 1e-3f;
-  EXPECT_NEAR(predict_on(p, Mode::sparse, roofline(), {0.25, 1}).flops(), 0.03 * 128 + 256, 1e-9);
+  EXPECT_NEAR(predict_on(p, Mode::sparse, roofline(), {0.25, 1}).flops(), 128 + 0.97 * 128, 1e-9);
+  p.want_d_c = true;
+  EXPECT_NEAR(predict_on(p, Mode::sparse, roofline(), {0.25, 1}).flops(), 0.03 * 128 + 3 * 128, 1e-9);
 }
 
 TEST(Cost, TileFilterFormsTheLogitsForEachGradientAndSkipsItsShare) {

@@ -225,9 +225,10 @@ std::optional<Plan> fill_sparse(const Problem& p, const cpu::Kernels& kernels, c
       fill(p, Mode::sparse, kernels, smallest ? kernels.rows : vocab_tile(p, kernels, machine), shape, smallest);
   plan.epsilon = epsilon_of(p);
   const std::int64_t tokens = round_up(std::max<std::int64_t>(p.tokens, 1), w);
-  // Each slice has its share of the room. Small ones may keep all: there is not much to save.
+  // Each slice has its share of the room. Small ones may keep all: there is not much to save. With a frozen head
+  // entries need no room, but more than a twelfth costs as much as the product over all of them.
   const std::int64_t slice = ceil_div(p.vocab, plan.vocab_slices);
-  std::int64_t row_entries = std::max(slice / (wants_head(p) ? 15 : 8), std::min<std::int64_t>(slice, 1024));
+  std::int64_t row_entries = std::max(slice / (wants_head(p) ? 15 : 12), std::min<std::int64_t>(slice, 1024));
   // Unbiased keeps at most 1 / epsilon entries of a row on average, and a tenth of that of a real head's.
   if (p.filter == Filter::unbiased && wants_head(p)) {
     row_entries = std::min(row_entries, std::max<std::int64_t>(1024, std::llround(0.5 / plan.epsilon)));

@@ -71,8 +71,9 @@ LossState carve_state(const Plan& plan, const Geometry& g, Carver& carver) {
     *lanes = carver.take<float>(plan.token_block);
   }
   if (p.want_d_e) {
-    const std::int64_t row = plan.mode == Mode::sparse ? g.row_stride : g.padded_depth;
-    state.accumulator = carver.take<float>(plan.token_block * row);
+    const bool sparse = plan.mode == Mode::sparse;
+    if (sparse) state.row_accumulator = carver.take<float>(plan.token_block * g.row_stride);
+    if (!sparse || !wants_head(p)) state.accumulator = carver.take<float>(plan.token_block * g.padded_depth);
   }
   if (plan.mode == Mode::sparse) state.filter = carve_filter(plan, g, carver);
   if (p.softcap && p.label_smoothing > 0) {
@@ -152,7 +153,7 @@ RowTable carve_rows(const Problem& p, const Geometry& g, Carver& carver) {
     if (p.soft_targets > 0) rows.target = carver.take<float>(lanes);
   }
   if (p.filter == Filter::certified || p.filter == Filter::unbiased) {
-    rows.redo = carver.take<std::uint8_t>(p.tokens);
+    rows.redo = carver.take<Redo>(p.tokens);
     rows.below = carver.take<double>(p.tokens);
     rows.bound = carver.take<double>(p.tokens);
     rows.kept = carver.take<std::int64_t>(p.tokens);

@@ -44,6 +44,9 @@ inline std::int64_t slice_of(const Plan& plan, const Geometry& g, std::int64_t t
   return ((tile + 1) * plan.vocab_slices - 1) / g.tiles;
 }
 
+// What becomes of a filtered row: exactly: the exact mode does it again; finished: too flat, its last tiles unfiltered.
+enum class Redo : std::uint8_t { no, exactly, finished };
+
 // Per-row data in the order of the compacted rows; what is absent is null.
 struct RowTable {
   std::int64_t* row;       // index in the caller's arrays
@@ -60,7 +63,7 @@ struct RowTable {
 
   float* scale;  // filter "tile": magnitude of the upstream gradient
 
-  std::uint8_t* redo;  // mode sparse: the row is to be done exactly
+  Redo* redo;          // mode sparse
   double* below;       // mode sparse: its mass below epsilon, ...
   double* bound;       // ... what that may cost its dE, ...
   std::int64_t* kept;  // ... and its entries that were kept
@@ -92,7 +95,7 @@ struct PanelTarget {
 
 // What a filter has seen so far of one token block: [token_block] each.
 struct FilterState {
-  float* scale_max;  // the maximum that the accumulator's rows are scaled by, ...
+  float* scale_max;  // the maximum that the row accumulator is scaled by, ...
   float* factor;     // ... and exp(max - scale_max)
   float* below;      // mass below epsilon
   float* below_error;
@@ -101,7 +104,7 @@ struct FilterState {
   float* label_mass;   // exp(label_logit - running maximum)
   std::int64_t* kept;
   std::uint32_t* keys;  // [panels][2][W]
-  std::int64_t* flat;   // [panels]: 1 where so much was kept that the panel is left to the exact mode
+  std::int64_t* flat;   // [panels]: 1 where so much was kept that the panel is filtered no further
 };
 
 // What the metrics have seen so far of one token block: [token_block] each, or [token_block][k].
@@ -125,8 +128,9 @@ struct LossState {
   float* sum_error;
   float* label_logit;
   float* label_slope;
-  float* accumulator;  // [panels][Dp][W], if dE is wanted; mode sparse: [token_block][row_stride]
-  float* smooth_sum;   // these three with softcap and smoothing: sum of class weight x z, ...
+  float* accumulator;      // [panels][Dp][W], if dE is wanted; not in mode sparse with a trainable head
+  float* row_accumulator;  // mode sparse: [token_block][row_stride], of kept entries
+  float* smooth_sum;       // these three with softcap and smoothing: sum of class weight x z, ...
   float* smooth_error;
   float* smooth_accumulator;  // ... and, if dE is wanted, of class weight x slope x table row
   MetricState metrics;
