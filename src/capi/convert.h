@@ -46,11 +46,12 @@ template <typename T>
 Status read(const char* argument, const T* from, void (*defaults)(T*), T& to) {
   defaults(&to);
   if (from == nullptr) return invalid(argument, " is null");
-  if (from->size < sizeof(from->size)) {
-    return invalid(argument, ".size is ", from->size, "; set it (cutloss_", argument,
-                   "_init does, where there is one)");
+  decltype(to.size) size;
+  std::memcpy(&size, static_cast<const void*>(from), sizeof(size));  // it may be misaligned: no access through the type
+  if (size < sizeof(size)) {
+    return invalid(argument, ".size is ", size, "; set it (cutloss_", argument, "_init does, where there is one)");
   }
-  std::memcpy(&to, from, std::min(from->size, sizeof(T)));
+  std::memcpy(&to, static_cast<const void*>(from), std::min(size, sizeof(T)));
   return Status();
 }
 
