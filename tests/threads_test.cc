@@ -28,6 +28,13 @@
 #define CUTLOSS_TSAN 1
 #endif
 #endif
+#if defined(__SANITIZE_ADDRESS__)
+#define CUTLOSS_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define CUTLOSS_ASAN 1
+#endif
+#endif
 
 namespace cutloss {
 namespace {
@@ -204,6 +211,8 @@ TEST(Fork, AChildHangsOrErrs) {
   EXPECT_EQ(in_child([&] { return in_child(work); }), 0) << "a grandchild";
 }
 
+// A thread that is in AddressSanitizer's allocator at the fork leaves a lock of it held in the child (GCC 12).
+#if !defined(CUTLOSS_ASAN)
 TEST(Fork, AChildOfAProcessThatIsInTheMidstOfCallsHangs) {
   const std::vector<Call> all = calls();
   std::atomic<bool> stop{false};
@@ -225,6 +234,7 @@ TEST(Fork, AChildOfAProcessThatIsInTheMidstOfCallsHangs) {
   for (std::thread& thread : busy) thread.join();
   EXPECT_EQ(wrong, 0);
 }
+#endif
 #endif
 
 // ---------------------------------------------------------------------------------- floating-point environment
