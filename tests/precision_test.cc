@@ -2,6 +2,7 @@
 #include <ctime>
 
 #include "tests/fixtures.h"
+#include "tests/sanitizers.h"
 
 namespace cutloss {
 namespace {
@@ -295,6 +296,7 @@ TEST_P(Precision, SubnormalNumbersMakeItCrawl) {
 
 // A twentieth of the work is left: it may take a quarter of the time.
 TEST_P(Precision, IgnoredTokensCostAsMuchAsOthers) {
+  if (testing::kSanitized) GTEST_SKIP() << "fixed costs are the sanitizer's";
   Objective all = testing::fixture(1024, 2048, 32);
   Objective few = all;
   for (std::int64_t i = 0; i < 1024; ++i) {

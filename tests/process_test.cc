@@ -8,18 +8,14 @@
 #include <thread>
 
 #include "tests/fixtures.h"
+#include "tests/sanitizers.h"
 
 namespace cutloss {
 namespace {
 
+using testing::kSanitized;
 using testing::Objective;
 using testing::Results;
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;  // which reserve memory and threads of their own
-#else
-constexpr bool kSanitized = false;
-#endif
 
 // The exit status of a child that runs `body`; -1 for one that does not end by itself in 60 seconds.
 template <typename Body>

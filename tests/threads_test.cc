@@ -15,25 +15,10 @@
 
 #include "cutloss/cutloss.h"
 #include "src/cpu/objective_draw.h"
+#include "tests/sanitizers.h"
 
 #if defined(__SSE__)
 #include <xmmintrin.h>
-#endif
-
-// ThreadSanitizer can neither follow threads into a child nor start any there.
-#if defined(__SANITIZE_THREAD__)
-#define CUTLOSS_TSAN 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define CUTLOSS_TSAN 1
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__)
-#define CUTLOSS_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define CUTLOSS_ASAN 1
-#endif
 #endif
 
 namespace cutloss {
@@ -184,7 +169,7 @@ TEST(Threads, AThreadOutlivesACall) {
 
 // ---------------------------------------------------------------------------------------------------------- fork
 
-#if !defined(CUTLOSS_TSAN)
+#if !defined(CUTLOSS_TSAN)  // which can neither follow threads into a child nor start any there
 // Runs `body` in a child of its own; its result, or -1 if it did not end in 60 s.
 int in_child(const std::function<int()>& body) {
   const pid_t child = fork();
