@@ -46,7 +46,8 @@ if [ "$size" = long ]; then
   record jax-cce scripts/jax_cce_tests.sh
 else
   record ctest ctest --preset dev -j "$JOBS"
-  record pytest .venv/bin/python -m pytest -q -m "not long" python/tests
+  # A file a process: most of the time is one thread of XLA's compiler.
+  record pytest .venv/bin/python -m pytest -q -m "not long" -n "$JOBS" --dist loadfile python/tests
 fi
 
 echo
