@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from folders import computed
 
 from cutloss.sft import config, gguf_file, models, tokenizers
 from cutloss.sft.config import ConfigError
@@ -116,19 +117,13 @@ def load(path, monkeypatch, tmp_path):
 )
 def test_a_converted_file_computes_what_the_original_does(tmp_path, monkeypatch, architecture, tied):
     """Queries and keys of llama lie in pairs there: taken as they are, the model runs, and every position is wrong."""
-    import jax
-    from flax import nnx
-
     arrays = write(tmp_path / "a.gguf", architecture, tied)
     source, model = load(tmp_path / "a.gguf", monkeypatch, tmp_path)
     assert source.family == {"llama": "llama3"}.get(architecture, architecture)
     ids = np.random.default_rng(1).integers(0, len(WORDS), 12)
-    positions, mask = np.arange(12)[None], np.tril(np.ones((1, 12, 12), bool))
-    with jax.default_matmul_precision("highest"):
-        found = nnx.jit(lambda m: m(ids[None], positions, None, mask)[0])(model)[0]
     wanted = logits(arrays, ids, architecture)
     # f32 through two blocks: 1e-5 of the largest is ten times what is seen, and a pair out of place is 1e-1 and more.
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+    np.testing.assert_allclose(computed(model, ids), wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
 
 
 def test_halves_undo_the_order_of_a_converted_file():

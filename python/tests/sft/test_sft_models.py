@@ -4,55 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from folders import VOCAB, write
 
 from cutloss.sft import config, families, models, tokenizers
 from cutloss.sft.config import ConfigError
-
-VOCAB, WIDTH, HIDDEN, HEADS, HEAD, KV = 50, 16, 24, 4, 8, 2
-
-
-def qwen3(folder, *, tied=False, head="own", rows=VOCAB, drop=()):
-    """Writes a one-layer Qwen 3 as Hugging Face does; returns its arrays."""
-    from safetensors.numpy import save_file
-
-    rng = np.random.default_rng(0)
-    shapes = {
-        "model.embed_tokens.weight": (rows, WIDTH),
-        "model.norm.weight": (WIDTH,),
-        "model.layers.0.input_layernorm.weight": (WIDTH,),
-        "model.layers.0.post_attention_layernorm.weight": (WIDTH,),
-        "model.layers.0.self_attn.q_proj.weight": (HEADS * HEAD, WIDTH),
-        "model.layers.0.self_attn.k_proj.weight": (KV * HEAD, WIDTH),
-        "model.layers.0.self_attn.v_proj.weight": (KV * HEAD, WIDTH),
-        "model.layers.0.self_attn.o_proj.weight": (WIDTH, HEADS * HEAD),
-        "model.layers.0.self_attn.q_norm.weight": (HEAD,),
-        "model.layers.0.self_attn.k_norm.weight": (HEAD,),
-        "model.layers.0.mlp.gate_proj.weight": (HIDDEN, WIDTH),
-        "model.layers.0.mlp.up_proj.weight": (HIDDEN, WIDTH),
-        "model.layers.0.mlp.down_proj.weight": (WIDTH, HIDDEN),
-    }
-    arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items() if name not in drop}
-    if head == "own":
-        arrays["lm_head.weight"] = rng.standard_normal((rows, WIDTH)).astype(np.float32)
-    elif head == "equal":
-        arrays["lm_head.weight"] = arrays["model.embed_tokens.weight"].copy()
-    save_file(arrays, folder / "model.safetensors")
-    settings = {
-        "model_type": "qwen3",
-        "num_hidden_layers": 1,
-        "hidden_size": WIDTH,
-        "intermediate_size": HIDDEN,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV,
-        "head_dim": HEAD,
-        "vocab_size": VOCAB,
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_theta": 5000.0},
-        "tie_word_embeddings": tied,
-    }
-    (folder / "config.json").write_text(json.dumps(settings))
-    return arrays
-
 
 def load(folder):
     settings = config.load(None, [f"model.path={folder}", "lora.rank=0"])
@@ -60,9 +15,9 @@ def load(folder):
 
 
 def test_a_folder_of_safetensors_is_loaded_by_its_own_config(tmp_path):
-    arrays = qwen3(tmp_path)
+    arrays, _ = write(tmp_path, "qwen3", rope_theta=None, rope_parameters={"rope_theta": 7000.0})
     model = load(tmp_path)
-    assert model.config.rope_theta == 5000.0 and not model.config.use_tied_embedding
+    assert model.config.rope_theta == 7000.0 and not model.config.use_tied_embedding
     np.testing.assert_array_equal(model.embedder.input_embedding.get_value(), arrays["model.embed_tokens.weight"])
     np.testing.assert_array_equal(model.lm_head.w.get_value(), arrays["lm_head.weight"].T)
 
@@ -80,7 +35,7 @@ def test_a_folder_of_safetensors_is_loaded_by_its_own_config(tmp_path):
 )
 def test_a_head_that_contradicts_the_config_is_refused(tmp_path, tied, head, message):
     """Believing the flag drops a real head, or trains with a random one."""
-    qwen3(tmp_path, tied=tied, head=head)
+    write(tmp_path, "qwen3", tie_word_embeddings=tied, head=head)
     source = models.find(config.load(None, [f"model.path={tmp_path}"]).model)
     if message is None:
         models.check_head(source)
@@ -90,10 +45,10 @@ def test_a_head_that_contradicts_the_config_is_refused(tmp_path, tied, head, mes
 
 
 def test_a_missing_weight_and_one_of_another_shape_are_named(tmp_path):
-    qwen3(tmp_path, drop=("model.layers.0.mlp.up_proj.weight",))
+    write(tmp_path, "qwen3", drop=("model.layers.0.mlp.up_proj.weight",))
     with pytest.raises(ConfigError, match=r"lacks weights, the first is .*up_proj"):
         load(tmp_path)
-    qwen3(tmp_path, rows=VOCAB + 10)
+    write(tmp_path, "qwen3", rows=VOCAB + 10)
     with pytest.raises(ConfigError, match=str(VOCAB + 10)):
         load(tmp_path)
 
@@ -115,7 +70,7 @@ def test_a_model_that_is_not_there_is_named(setting, message):
 def test_a_folder_without_weights_or_config_is_named(tmp_path):
     with pytest.raises(ConfigError, match="no \\*.safetensors"):
         models.find(config.load(None, [f"model.path={tmp_path}"]).model)
-    qwen3(tmp_path)
+    write(tmp_path, "qwen3")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     with pytest.raises(ConfigError, match="model_type 'mamba' is not known"):
         models.find(config.load(None, [f"model.path={tmp_path}"]).model)
