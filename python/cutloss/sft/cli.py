@@ -22,6 +22,7 @@ examples
   cutloss-sft fit --budget 16GiB model.name=gemma3_270m
   cutloss-sft answer runs/a "The file is empty."
   cutloss-sft compare runs/dense runs/cutloss
+  cutloss-sft export runs/a merged/
 
 The same command again goes on where a run stopped, whatever stopped it. docs/sft.md lists the settings.
 exit status: 0 done, 1 the run failed or stopped (a loss that is not finite), 2 a setting, file or data is wrong.
@@ -53,6 +54,10 @@ def parser() -> argparse.ArgumentParser:
     answer.add_argument("texts", nargs="+", metavar="TEXT")
     compare = commands.add_parser("compare", help="two finished runs side by side")
     compare.add_argument("runs", type=Path, nargs="+", help="their folders")
+    export = commands.add_parser("export", help="a finished run's model as a folder of safetensors, adapters merged")
+    export.add_argument("run", type=Path, help="its folder")
+    export.add_argument("out", type=Path, help="a new folder")
+    export.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the weights; default: the run's")
     return result
 
 
@@ -70,7 +75,14 @@ def main(argv: list[str] | None = None) -> int:
     from .data import DataError
 
     try:
-        commands = {"train": _train, "fit": _fit, "config": _config, "answer": _answer, "compare": _compare}
+        commands = {
+            "train": _train,
+            "fit": _fit,
+            "config": _config,
+            "answer": _answer,
+            "compare": _compare,
+            "export": _export,
+        }
         return commands[options.command](options, console)
     except (ConfigError, DataError) as error:
         return failed(error, 2)
@@ -172,6 +184,15 @@ def _compare(options: Any, console: Any) -> int:
             for when in ("before", "after"):
                 scores = result.quality[when]
                 console.print(f"{result.arm}, {when}: BLEU {scores['bleu']:.2f}, chrF {scores['chrf']:.2f}", highlight=False)
+    return 0
+
+
+def _export(options: Any, console: Any) -> int:
+    from . import export
+    from .display import GIB
+
+    size = export.export(options.run, options.out, options.dtype)
+    console.print(f"{size / GIB:.3f} GiB of weights are in {options.out}/", highlight=False, markup=False, soft_wrap=True)
     return 0
 
 

@@ -179,7 +179,7 @@ def _loaded(source: Source, settings: Model, mesh: Any) -> Any:
     check_head(source)
     create = families.FAMILIES[source.family].loader_module.create_model_from_safe_tensors
     try:
-        with _first_gemma_names(source):
+        with loader_of(source):
             model = create(str(source.folder), source.config, mesh, dtype=jnp.dtype(settings.dtype))
     except (AssertionError, RuntimeError, ValueError) as error:  # as it finds another shape, or none
         # Tunix's loader puts None where a file has no weight, and fails over the difference.
@@ -194,12 +194,15 @@ def _loaded(source: Source, settings: Model, mesh: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _first_gemma_names(source: Source) -> Iterator[None]:
-    """Gemma 1's norm before the MLP has the name of Gemma 2's after attention, for which Tunix 0.1.7's loader takes it."""
+def loader_of(source: Source) -> Iterator[Any]:
+    """Yields Tunix's loader, which knows where each tensor of a file belongs.
+
+    Gemma 1's norm before the MLP has the name of Gemma 2's after attention, for which 0.1.7's takes it.
+    """
     loader = families.FAMILIES[source.family].loader_module
     own = getattr(loader, "_get_key_and_transform_mapping", None)
     if source.family != "gemma" or own is None:
-        yield
+        yield loader
         return
 
     def mapping(config):
@@ -208,7 +211,7 @@ def _first_gemma_names(source: Source) -> Iterator[None]:
 
     loader._get_key_and_transform_mapping = mapping
     try:
-        yield
+        yield loader
     finally:
         loader._get_key_and_transform_mapping = own
 

@@ -249,13 +249,18 @@ def make_mesh(config: Config) -> Any:
     return jax.make_mesh(sizes, ("fsdp", "tp"), axis_types=auto, devices=devices[:count])
 
 
+def settings(path: Path) -> tuple[Config, models.Source]:
+    """Returns the settings of the run in the folder `path`, and where its model came from; raises ConfigError."""
+    file = path / "config.json"
+    if not file.is_file():
+        raise ConfigError(f"{path} holds no run; there is no config.json")
+    config = configuration.from_dict(json.loads(file.read_text()))
+    return config, models.find(config.model)
+
+
 def answer(path: Path, texts: list[str]) -> list[str]:
     """Returns what the finished run in the folder `path` answers to source texts; raises ConfigError."""
-    settings = path / "config.json"
-    if not settings.is_file():
-        raise ConfigError(f"{path} holds no run; there is no config.json")
-    config = configuration.from_dict(json.loads(settings.read_text()))
-    source = models.find(config.model)
+    config, source = settings(path)
     model = models.load(source, config)
     adapter.load(model, path / "adapter.safetensors", config.lora)
     pairs = [data.Pair(text, "") for text in texts]
