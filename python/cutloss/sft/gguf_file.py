@@ -14,7 +14,7 @@ from .config import ConfigError
 from .paths import cached_folder
 
 # Part of the cache's folder name: raise it when a conversion changes, so that an old cache is never read as a new one.
-FORMAT = 2
+FORMAT = 3
 
 
 def prepare(path: Path) -> Path:

@@ -21,7 +21,7 @@ def write(reader: Any, folder: Path) -> None:
     """Writes tokenizer.json and tokenizer_config.json; raises ValueError for a kind of tokenizer that is not known."""
     made, ids = build(reader)
     made.save(str(folder / "tokenizer.json"))
-    told = {f"{role}_token": made.id_to_token(i) for role, i in ids.items()}
+    told = {f"{role}_token": made.id_to_token(i) for role, i in ids.items()} | {"add_bos_token": "bos" in ids}
     (folder / "tokenizer_config.json").write_text(json.dumps(told))
 
 

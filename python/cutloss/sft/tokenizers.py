@@ -60,7 +60,10 @@ class Bytes:
 
 
 class HuggingFace:
-    """A tokenizer.json; which tokens begin, end and pad is in the tokenizer_config.json or config.json beside it."""
+    """A tokenizer.json; which tokens begin, end and pad is in the tokenizer_config.json or config.json beside it.
+
+    A text begins with BOS if the tokenizer puts it there, or `add_bos_token` says that it does.
+    """
 
     def __init__(self, path: Path) -> None:
         from tokenizers import Tokenizer
@@ -70,7 +73,11 @@ class HuggingFace:
         for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
             if (path.parent / name).is_file():
                 settings.update(json.loads((path.parent / name).read_text(encoding="utf-8")))
-        self._bos = self._special(settings, "bos")
+        bos = self._special(settings, "bos")
+        adds = settings.get("add_bos_token")
+        if adds is None:  # many name a BOS that they never put before a text
+            adds = self._tokenizer.encode("", add_special_tokens=True).ids[:1] == [bos]
+        self._bos = bos if adds else None
         eos = self._special(settings, "eos")
         if eos is None:
             raise ConfigError(f"model.tokenizer: no eos_token in tokenizer_config.json beside {path}: nothing would end")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from folders import VOCAB, write
 
-from cutloss.sft import config, families, models, tokenizers
+from cutloss.sft import config, data, families, generation, models, tokenizers
 from cutloss.sft.config import ConfigError
 
 def load(folder):
@@ -96,24 +96,60 @@ def test_adapters_that_hit_nothing_are_named_with_what_there_is():
         models.abstract(models.find(settings.model), settings)
 
 
-def hugging_face_tokenizer(folder, **special):
-    from tokenizers import Tokenizer, models as parts, pre_tokenizers
+def hugging_face_tokenizer(folder, begins=False, **special):
+    """A tokenizer of five words that puts <begin> before a text or does not, and what stands beside it."""
+    from tokenizers import AddedToken, Tokenizer, models as parts, pre_tokenizers, processors
 
-    words = {"<end>": 0, "one": 1, "two": 2, "<begin>": 3}
+    words = {"<end>": 0, "one": 1, "two": 2, "<begin>": 3, "say": 4}
     tokenizer = Tokenizer(parts.WordLevel(words, unk_token="<end>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_tokens([AddedToken(word, special=True, normalized=False) for word in ("<begin>", "<end>")])
+    if begins:
+        tokenizer.post_processor = processors.TemplateProcessing("<begin> $A", special_tokens=[("<begin>", 3)])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(special))
     return tokenizers.load(str(folder))
 
 
+BOTH = {"eos_token": "<end>", "bos_token": {"content": "<begin>"}}
+
+
 def test_a_tokenizer_json_knows_what_begins_and_ends(tmp_path):
-    made = hugging_face_tokenizer(tmp_path, eos_token="<end>", bos_token={"content": "<begin>"})
+    made = hugging_face_tokenizer(tmp_path, begins=True, **BOTH)
     assert made.encode("one two") == [1, 2] and made.decode([1, 2]) == "one two"
-    assert (made.bos_id(), made.eos_id(), made.pad_id(), made.vocab_size()) == (3, 0, 0, 4)
+    assert (made.bos_id(), made.eos_id(), made.pad_id(), made.vocab_size()) == (3, 0, 0, 5)
     assert hugging_face_tokenizer(tmp_path, eos_token="<end>").bos_id() is None  # Qwen has none
     with pytest.raises(ConfigError, match="no eos_token"):
         hugging_face_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("begins", "said", "bos"),
+    [(True, None, 3), (False, None, None), (True, False, None), (False, True, 3), (True, True, 3), (False, False, None)],
+)
+def test_a_token_that_begins_no_text_is_not_put_before_one(tmp_path, begins, said, bos):
+    """SmolLM2 has a BOS by name and was trained without; what a file says of it is believed first."""
+    told = {} if said is None else {"add_bos_token": said}
+    assert hugging_face_tokenizer(tmp_path, begins, **BOTH, **told).bos_id() == bos
+
+
+@pytest.mark.parametrize(
+    ("begins", "template", "prompt"),
+    [
+        (True, "<begin> say {source}", [3, 4, 1]),  # both: once
+        (True, "say {source}", [3, 4, 1]),
+        (False, "<begin> say {source}", [3, 4, 1]),
+        (False, "say {source}", [4, 1]),
+    ],
+)
+def test_a_start_of_the_template_and_one_of_the_tokenizer_are_one(tmp_path, begins, template, prompt):
+    made = hugging_face_tokenizer(tmp_path, begins, **BOTH)
+    row = data.encode(data.Pair("one", "two"), made, 16, template)
+    assert (row.tokens, row.targets_from) == ([*prompt, 2, 0], len(prompt))
+    asked = generation._AsTrained(made, [prompt])
+    # What the Sampler sends: its own BOS, then the text's tokens without one.
+    text = asked.encode(data.prompt("one", template))
+    assert text == prompt and asked.bos_id() == (3 if begins else None)
 
 
 def test_a_tokenizer_that_is_not_there_or_is_none_is_named(tmp_path):
