@@ -105,6 +105,29 @@ def test_adapters_are_read_in_another_dtype_than_the_files(tmp_path, adapted, dt
         np.testing.assert_array_equal(found[name], array.astype(np.float32))
 
 
+def test_alpha_left_out_is_the_rank_wherever_it_is_used(tmp_path, adapted):
+    """Left to whoever reads the file, a missing alpha has been 0, 1, 16 and the rank."""
+    import dataclasses
+
+    from safetensors import safe_open
+
+    model, settings, made = adapted
+    plain = config.from_dict({**settings.to_dict(), "lora": {"rank": 4}})
+    assert plain.lora.alpha is None and plain.lora.scale == 1
+    adapter.save(tmp_path / "a.safetensors", made, plain, models.find(plain.model))
+    with safe_open(tmp_path / "a.safetensors", framework="numpy") as file:
+        assert {key: file.metadata()[key] for key in ("rank", "alpha", "scale")} == {"rank": "4", "alpha": "4.0", "scale": "1.0"}
+    adapter.load(model, tmp_path / "a.safetensors", plain.lora)
+    adapter.load(model, tmp_path / "a.safetensors", dataclasses.replace(plain.lora, alpha=4.0))
+    changed = {scale: _change(adapter.merged(model, lora), model) for scale, lora in ((1, plain.lora), (3, settings.lora))}
+    np.testing.assert_allclose(changed[3], 3 * changed[1], rtol=0, atol=1e-6 * np.abs(changed[3]).max())
+
+
+def _change(merged, model):
+    one, other = (np.asarray(m.layers[0].mlp.gate_proj.kernel.get_value(), np.float64) for m in (merged, model))
+    return one - other
+
+
 @pytest.mark.parametrize("told", [None, {}, {"scale": "1.0"}])
 def test_adapters_of_another_or_no_scale_are_loaded(tmp_path, adapted, told):
     from safetensors.numpy import save_file
