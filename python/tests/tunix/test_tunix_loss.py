@@ -5,7 +5,7 @@ import pytest
 import tiny_gemma3 as tiny
 
 from cutloss.tunix import adapters, loss_fn
-from cutloss.tunix.loss import weighted_nll
+from cutloss.tunix.loss import as_scalar, as_tunix_loss, weighted_nll
 
 UNIT = 2.0**-24
 cut_loss_fn = loss_fn()
@@ -99,6 +99,21 @@ def test_target_of_a_position_is_the_next_token_of_its_own_row():
     head = adapters.Head(layer=None, method="decode", weight=jnp.eye(10, dtype=jnp.float32), layout="vd")
     total, count = weighted_nll(knows_the_next, head, tokens, np.ones_like(tokens, bool))
     assert count == 10 and 0 <= total < 1e-6
+
+
+def test_denominator_has_the_epsilon_of_tunix():
+    """Of weights as small as it, half the mean: without it the loss of a batch that hardly counts is another."""
+    import jax.numpy as jnp
+
+    tokens, mask = np.array([[1, 2, 0, 3]]), np.array([[0, 1e-8, 0, 0]], np.float32)
+    rng = np.random.default_rng(0)
+    hidden, table = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((1, 4, 8), (5, 8)))
+    head = adapters.Head(layer=None, method="decode", weight=table, layout="vd")
+    ours = as_scalar(as_tunix_loss(*weighted_nll(hidden, head, tokens, mask)))
+    dense = dense_loss_fn()(lambda *_: (hidden @ table.T, None), tokens, mask, None, None)
+    np.testing.assert_allclose(ours, as_scalar(dense), rtol=1e-6)
+    whole = weighted_nll(hidden, head, tokens, mask > 0)[0]
+    np.testing.assert_allclose(ours, whole / 2, rtol=1e-6)
 
 
 def test_newer_tunix_gets_the_sum_and_the_denominator_apart(monkeypatch):

@@ -163,6 +163,17 @@ def batch(rows=2, length=12, vocab=VOCAB, seed=0, mask=None):
     }
 
 
+def scalar(loss_fn):
+    """A loss function whose loss may be of either of Tunix's kinds, as one of numbers."""
+    from cutloss.tunix.loss import as_scalar
+
+    @functools.wraps(loss_fn)  # nnx reads the signature
+    def wrapper(*args, **kwargs):
+        return as_scalar(loss_fn(*args, **kwargs))
+
+    return wrapper
+
+
 def values_and_grads(loss_fns, model, data, wrt=None):
     """Returns [(loss, {path: gradient})] of each loss function, through nnx.jit as the trainer does it.
 
@@ -174,7 +185,7 @@ def values_and_grads(loss_fns, model, data, wrt=None):
     wrt = wrt or nnx.LoRAParam
 
     def run(model, data):
-        return [nnx.value_and_grad(f, argnums=nnx.DiffState(0, wrt))(model, **data) for f in loss_fns]
+        return [nnx.value_and_grad(scalar(f), argnums=nnx.DiffState(0, wrt))(model, **data) for f in loss_fns]
 
     results = []
     for loss, grads in nnx.jit(run)(model, data):

@@ -86,7 +86,7 @@ def value_and_lora_grads(loss_fn, lora_model, data):
     import jax
     from flax import nnx
 
-    grad = nnx.value_and_grad(loss_fn, argnums=nnx.DiffState(0, nnx.LoRAParam))
+    grad = nnx.value_and_grad(tiny.scalar(loss_fn), argnums=nnx.DiffState(0, nnx.LoRAParam))
     loss, grads = nnx.jit(lambda m, d: grad(m, **d))(lora_model, data)
     leaves = jax.tree_util.tree_flatten_with_path(nnx.to_pure_dict(grads))[0]
     return float(loss), {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
