@@ -56,6 +56,37 @@ def test_hidden_states_are_asked_for_where_the_model_gives_them(monkeypatch):
     np.testing.assert_allclose(float(ct.loss_fn(strict=True)(model, **data)), expected, rtol=1e-5)
 
 
+def seeing(way):
+    """A model whose hidden states are the tokens' and the images', of each of the three ways to the loss."""
+    model = Biased() if way == "chunked" else tiny.model()
+
+    class Gemma3(type(model)):
+        def __call__(self, tokens, positions, cache, attention_mask, images=None):
+            return self.embedder.decode(self.embedder.encode(tokens) + images), cache
+
+    class Newer(type(model)):
+        def __call__(self, tokens, positions, cache, attention_mask, images=None, skip_lm_head=False):
+            x = (self.emb if way == "chunked" else self.embedder.encode)(tokens) + images
+            head = self.compute_final_logits if way == "chunked" else self.embedder.decode
+            return (x if skip_lm_head else head(x)), cache
+
+    object.__setattr__(model, "__class__", Gemma3 if way == "tapped" else Newer)
+    return model
+
+
+@pytest.mark.parametrize("way", ["tapped", "skipped", "chunked"])
+def test_images_reach_the_model(way):
+    from cutloss.tunix import loss
+
+    model, data = seeing(way), tiny.batch()
+    assert loss.way_of(model) is {"tapped": loss.tapped, "skipped": loss.skipped, "chunked": chunked.forward}[way]
+    width = 16 if way == "chunked" else tiny.WIDTH
+    one, other = np.random.default_rng(3).standard_normal((2, 2, 12, width)).astype(np.float32)
+    found = float(loss.as_scalar(ct.loss_fn(strict=True)(model, **data, images=one)))
+    np.testing.assert_allclose(found, float(loss.as_scalar(own_loss()(model, **data, images=one))), rtol=1e-5)
+    assert abs(found - float(loss.as_scalar(ct.loss_fn(strict=True)(model, **data, images=other)))) > 1e-3
+
+
 @pytest.mark.parametrize("tokens", [8, 16, 128])  # 4 steps of 4 and less, a ragged last one, and all at once
 def test_unknown_biased_head_is_computed_in_chunks(tokens):
     data = tiny.batch(length=13, mask=np.random.default_rng(1).choice([0, 0.5, 2], (2, 13)).astype(np.float32))
@@ -143,6 +174,23 @@ def test_trainer_s_own_axis_reaches_its_loss(monkeypatch):
         assert trainer.loss_fn is trainer.eval_loss_fn is ct.loss_fn(data_sharding_axis=("data",))
         other = tiny.trainer(model)
         assert other.loss_fn is ct.loss_fn()
+
+
+def test_self_check_of_eight_tokens_does_without_flash_attention():
+    """Its blocks are thousands of tokens long. The model that is trained keeps it."""
+    import dataclasses
+
+    model = tiny.model("qwen3-tied")
+
+    def configs(of):
+        return [m.config for _, m in nnx.iter_graph(of) if isinstance(m, nnx.Module) and hasattr(m, "config")]
+
+    for _, module in nnx.iter_graph(model):
+        if isinstance(module, nnx.Module) and hasattr(module, "config"):
+            module.config = dataclasses.replace(module.config, use_flash_attention=True)
+    checked = selfcheck._without_flash(nnx.merge(*nnx.split(model)))
+    assert len(configs(model)) >= 2 and all(config.use_flash_attention for config in configs(model))
+    assert not any(config.use_flash_attention for config in configs(checked))
 
 
 def test_head_in_f16_is_refused():
