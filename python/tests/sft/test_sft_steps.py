@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import runs
 
-from cutloss.sft import config, families, models, trainer
+from cutloss.sft import adapter, config, data, families, models, tokenizers, trainer
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_compilation")]
 
 
-def adapters(out):
+def saved_adapters(out):
     from safetensors.numpy import load_file
 
     return load_file(out / "adapter.safetensors")
@@ -59,7 +59,7 @@ def test_low_precision_weights_keep_adapters_and_moments_in_f32(tmp_path):
 
     settings = runs.settings(tmp_path, "model.dtype=bfloat16", steps=20, lr=1e-5)
     runs.go(settings, tmp_path / "run")
-    saved = adapters(tmp_path / "run")
+    saved = saved_adapters(tmp_path / "run")
     fresh = models.load(models.find(settings.model), settings)
     state = jax.tree.leaves(nnx.to_pure_dict(nnx.state(fresh, nnx.LoRAParam)))
     assert all(array.dtype == np.float32 for array in [*saved.values(), *state])
@@ -68,12 +68,46 @@ def test_low_precision_weights_keep_adapters_and_moments_in_f32(tmp_path):
     assert {leaf.dtype for leaf in jax.tree.leaves(moments) if leaf.ndim} == {np.dtype(np.float32)}
 
 
+def steps(settings, examples, context=64):
+    """Trains on these rows in their order; returns [(loss, norm of the gradient, adapters)] after each step."""
+    model, seen = models.load(models.find(settings.model), settings), []
+    made = trainer.with_loss(trainer.build(model, settings, None), settings)
+
+    def step(number, losses, norm, seconds):
+        seen.append((sum(losses) / len(losses), norm, adapter.of(made.model)[0]))
+
+    trainer.measure(made, lambda *_: None, step)
+    trainer.train(made, data.Batches(examples, settings.train.batch, context, settings.train.accumulation))
+    return seen
+
+
+def rows(folder, count):
+    pairs, _ = data.load(runs.pairs(folder))
+    return [data.encode(pair, tokenizers.Bytes(), 64, "{source}:") for pair in pairs[:count]]
+
+
+def without_targets(row):
+    return data.Example(row.tokens, len(row.tokens))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_first_step_without_targets_leaves_the_next_ones_alone(tmp_path, dtype):
+    """Adam's 0 / (sqrt(0) + eps) is NaN where eps is nothing, as 1e-8 is in f16, and a mean over no target is 0 / 0."""
+    settings = runs.settings(tmp_path, f"model.dtype={dtype}", "evaluation.every=0", steps=2, lr=1e-3)
+    one = rows(tmp_path, 4)
+    (loss, norm, idle), (_, after, trained) = steps(settings, [*map(without_targets, one[:2]), *one[2:]])
+    assert (loss, norm) == (0, 0) and after > 0
+    assert all((array == 0).all() for name, array in idle.items() if name.endswith("lora_b"))
+    assert all(np.isfinite(array).all() for array in trained.values())
+    assert all(np.abs(b).max() > 0 for b in attention(trained).values())
+
+
 def test_rematerialisation_cuts_no_layer_off(tmp_path):
     found = {}
     for remat in ("NONE", "BLOCK", "DECODER"):
         settings = runs.settings(tmp_path, f"model.remat={remat}", "model.sizes={num_layers: 4}", steps=2)
         runs.go(settings, tmp_path / remat)
-        found[remat] = runs.losses(tmp_path / remat), adapters(tmp_path / remat)
+        found[remat] = runs.losses(tmp_path / remat), saved_adapters(tmp_path / remat)
     losses, plain = found["NONE"]
     for remat in ("BLOCK", "DECODER"):
         others, arrays = found[remat]
