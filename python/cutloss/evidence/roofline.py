@@ -21,16 +21,15 @@ def estimate(text: str, point: Point, collectives: Any) -> dict[str, Any]:
     from cutloss.jax import _hlo_flow, hlo
 
     program = hlo.parse(text)
-    fused = _hlo_flow.fused(program)
-    on_chip = _on_chip(text)
+    inside = _hlo_flow.fused(program) | _started(program)
     flop = moved = unknown = 0
     for computation, instruction, trips in executed(program):
         if trips is None:
             unknown += 1
             trips = 1
         flop += trips * _flop(program, computation, instruction)
-        if computation.name not in fused:
-            moved += trips * _main_memory(program, computation, instruction, on_chip)
+        if computation.name not in inside:
+            moved += trips * _main_memory(program, computation, instruction)
     links = sum(one.total_bytes or 0 for one in collectives)
     _, _, peak_flop, peak_bytes, peak_links = CHIPS[point.chip]
     parts = {"flop": flop / peak_flop, "memory": moved / peak_bytes, "links": links / peak_links}
@@ -52,6 +51,12 @@ def executed(program: Any) -> Iterator[tuple[Any, Any, int | None]]:
     for computation, instruction, loops in hlo.executed(program, program.entry, ()):
         trips = [loop.trips for loop in loops]
         yield computation, instruction, None if None in trips else math.prod(trips)
+
+
+def _started(program: Any) -> set[str]:
+    """Computations that an instruction starts and another waits for: what they move is counted at the start."""
+    return {name for computation in program.computations.values() for one in computation.instructions.values()
+            if one.operation.endswith("-start") for name in one.called.get("calls", ())}  # fmt: skip
 
 
 def _flop(program: Any, computation: Any, instruction: Any) -> int:
@@ -96,37 +101,56 @@ def _taps(computation: Any, instruction: Any) -> int:
     return taps
 
 
-def _main_memory(program: Any, computation: Any, instruction: Any, on_chip: set[tuple[str, str]]) -> int:
-    """Bytes an instruction moves. Of an array that is only sliced or gathered from, what is taken counts, and of one
-    that is updated in place, what is put in: a loop over the tiles of a table does not read all of it each time."""
+def _main_memory(program: Any, computation: Any, instruction: Any) -> int:
+    """Bytes an instruction moves in main memory. Of an array that is only sliced or gathered from, what is taken counts,
+    and of one that is updated in place, what is put in: a loop over the tiles of a table does not read all of it each
+    time."""
     operation = instruction.operation
-    if operation in _NAMES_ONLY or operation.endswith("-done"):
+    if operation in _NAMES_ONLY or operation.endswith("-done") or 'custom_call_target="ConcatBitcast"' in instruction.rest:
         return 0
-    if operation.endswith("-start"):  # its result has what goes in, too
-        return min((sum(a.bytes for a in part) for part in instruction.parts if part), default=0)
+    if operation.endswith("-start"):  # (to, from) or (from, to), and what it waits for: of each end no more than is copied
+        ends = instruction.parts[:2]
+        return min(sum(a.bytes for a in end) for end in ends) * sum(all(_in_main(a) for a in end) for end in ends)
     inside = program.computations.get(instruction.called.get("calls", [""])[0]) if operation == "fusion" else None
-    total = 0
-    if (computation.name, instruction.name) not in on_chip:
-        total += _written(computation, instruction) if inside is None else _written(inside, inside.root)
+    total = _written(computation, instruction, inside)
     for index, name in enumerate(instruction.operands):
         operand = computation.instructions.get(name)
-        if operand is None or (computation.name, name) in on_chip:
+        if operand is None or not all(_in_main(a) for a in operand.arrays):
             continue
         if inside is None:
-            total += _taken(computation, instruction, index, operand.bytes)
+            total += _taken(instruction, index, operand.bytes)
         else:
             parameter = inside.parameters().get(index)
             total += operand.bytes if parameter is None else _taken_inside(inside, parameter, operand.bytes)
     return total
 
 
-def _written(computation: Any, root: Any) -> int:
+def _in_main(array: Any) -> bool:
+    return array.space == 0
+
+
+def _written(computation: Any, instruction: Any, inside: Any) -> int:
+    root, where = (instruction, computation) if inside is None else (_behind(inside, inside.root), inside)
+    several = root.operation == "tuple"
+    roots = [_behind(where, where.instructions[name]) for name in root.operands] if several else [root]
+    parts = instruction.parts if several else [instruction.arrays]
+    return sum(_put(where, one) for part, one in zip(parts, roots, strict=False) if all(_in_main(a) for a in part))
+
+
+def _put(computation: Any, root: Any) -> int:
     if root.operation == "dynamic-update-slice" and root.operands[1] in computation.instructions:
         return computation.instructions[root.operands[1]].bytes
     return root.bytes
 
 
-def _taken(computation: Any, instruction: Any, index: int, whole: int) -> int:
+def _behind(computation: Any, instruction: Any) -> Any:
+    """What an instruction is another name of."""
+    while instruction.operation == "bitcast" and instruction.operands[0] in computation.instructions:
+        instruction = computation.instructions[instruction.operands[0]]
+    return instruction
+
+
+def _taken(instruction: Any, index: int, whole: int) -> int:
     if index == 0 and instruction.operation in ("dynamic-slice", "gather", "slice"):
         return min(whole, instruction.bytes)
     if index == 0 and instruction.operation == "dynamic-update-slice":
@@ -134,18 +158,10 @@ def _taken(computation: Any, instruction: Any, index: int, whole: int) -> int:
     return whole
 
 
-def _taken_inside(inside: Any, parameter: Any, whole: int) -> int:
-    users = [i for i in inside.instructions.values() if parameter.name in i.operands]
-    taken = [_taken(inside, user, user.operands.index(parameter.name), whole) for user in users]
-    return min(whole, sum(taken))
-
-
-def _on_chip(text: str) -> set[tuple[str, str]]:
-    """(computation, instruction) whose layout names a memory space of the chip: S(1) and above."""
-    found, current = set(), ""
-    for line in text.splitlines():
-        if head := re.match(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{\s*$", line):
-            current = head[1]
-        elif one := re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = [^(]*?S\([1-9]\d*\)", line):
-            found.add((current, one[1]))
-    return found
+def _taken_inside(inside: Any, value: Any, whole: int) -> int:
+    taken = 0
+    for user in inside.instructions.values():
+        if value.name in user.operands:
+            names = user.operation == "bitcast"
+            taken += _taken_inside(inside, user, whole) if names else _taken(user, user.operands.index(value.name), whole)
+    return min(whole, taken)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 WIDTH = {"pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "f16": 2, "bf16": 2, "s32": 4, "u32": 4,
          "f32": 4, "s64": 8, "u64": 8, "f64": 8, "c64": 8, "c128": 16, "token": 0, "opaque": 0}
 
-_ARRAY = re.compile(r"\b([a-z]+[0-9]*[a-z0-9]*)\[([0-9,<=]*)\]")
+_ARRAY = re.compile(r"\b([a-z]+[0-9]*[a-z0-9]*)\[([0-9,<=]*)\](?:\{[^{}]*?(?:S\((\d+)\))?\})?")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 _OPERATION = re.compile(r" ?([a-z][\w\-]*)\(")
@@ -23,6 +23,7 @@ _CALLED = re.compile(r"\b(calls|body|condition|to_apply|branch_computations|true
 class Array:
     dtype: str
     dims: tuple[int, ...]
+    space: int = dataclasses.field(default=0, compare=False)  # of memory, from the layout: 0 is main memory
 
     @property
     def elements(self) -> int:
@@ -127,8 +128,8 @@ def _instruction(name: str, root: bool, text: str) -> Instruction:
 
 
 def _arrays(text: str) -> list[Array]:
-    return [Array(kind, tuple(int(d.lstrip("<=")) for d in dims.split(",") if d))
-            for kind, dims in _ARRAY.findall(text)]
+    return [Array(kind, tuple(int(d.lstrip("<=")) for d in dims.split(",") if d), int(space or 0))
+            for kind, dims, space in _ARRAY.findall(text)]
 
 
 def _closing(text: str, start: int) -> int:

@@ -1,6 +1,7 @@
 """What is read out of a compiled program: buffers at the peak, FLOP and bytes with loops in full."""
 
 import made
+import pytest
 
 from cutloss.evidence import buffers, early, facts, roofline
 from cutloss.jax import hlo
@@ -113,6 +114,61 @@ ENTRY %main (p: f32[4096,64]) -> f32[4096,64] {
   ROOT %result = f32[4096,64]{1,0} get-tuple-element(%loop), index=1
 }
 """
+
+
+MOVES = """HloModule jit_step
+
+%put (p0: f32[64,256], p1: f32[256], p2: s32[]) -> (f32[64,256], f32[256]) {
+  %p0 = f32[64,256]{1,0:T(8,128)} parameter(0)
+  %p1 = f32[256]{0:T(256)S(1)} parameter(1)
+  %p2 = s32[]{:T(128)} parameter(2)
+  %zero = s32[]{:T(128)} constant(0)
+  %row = f32[1,256]{1,0:T(8,128)S(1)} bitcast(%p1)
+  %there = f32[64,256]{1,0:T(8,128)} dynamic-update-slice(%p0, %row, %p2, %zero)
+  %twice = f32[256]{0:T(256)S(1)} add(%p1, %p1)
+  ROOT %both = (f32[64,256]{1,0:T(8,128)}, f32[256]{0:T(256)S(1)}) tuple(%there, %twice)
+}
+
+%take (q0: bf16[1024,128]) -> bf16[8,128] {
+  %q0 = bf16[1024,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %other = bf16[128,8,128]{2,1,0:T(8,128)(2,1)} bitcast(%q0)
+  %one = s32[]{:T(128)} constant(1)
+  %tile = bf16[1,8,128]{2,1,0:T(8,128)(2,1)S(1)} dynamic-slice(%other, %one, %one, %one), dynamic_slice_sizes={1,8,128}
+  ROOT %flat = bf16[8,128]{1,0:T(8,128)(2,1)S(1)} bitcast(%tile)
+}
+
+ENTRY %main (a: f32[64,256], b: f32[256], c: bf16[1024,128]) -> f32[64,256] {
+  %a = f32[64,256]{1,0:T(8,128)} parameter(0)
+  %b = f32[256]{0:T(256)} parameter(1)
+  %c = bf16[1024,128]{1,0:T(8,128)(2,1)} parameter(2)
+  %i = s32[]{:T(128)S(6)} constant(3)
+  INSTRUCTIONS
+  ROOT %result = f32[64,256]{1,0:T(8,128)} bitcast(%a)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("instructions", "moved"),
+    [
+        # Onto the chip, from main memory to main memory, and a slice of an array onto the chip.
+        ("%s = (f32[256]{0:T(256)S(1)}, f32[256]{0:T(256)}, u32[]{:S(2)}) copy-start(%b)", 1024),
+        ("%s = (f32[256]{0:T(256)}, f32[256]{0:T(256)}, u32[]{:S(2)}) copy-start(%b)", 2048),
+        ("%s = ((f32[64,256]{1,0:T(8,128)}), f32[1,256]{1,0:T(8,128)S(1)}, s32[]{:S(2)}) async-start(%a), calls=%take", 1024),
+        # Written where the layout has tiles and a place; read from there.
+        ("%x = f32[256]{0:T(256)S(1)} negate(%b)", 1024),
+        ("%x = f32[256]{0:T(256)S(1)} negate(%b)\n  %y = f32[256]{0:T(256)S(1)} negate(%x)", 1024),
+        # Two results, one on the chip, the other a row put into an array in place.
+        ("%x = f32[256]{0:T(256)S(1)} negate(%b)\n  %f = (f32[64,256]{1,0:T(8,128)}, f32[256]{0:T(256)S(1)}) "
+         "fusion(%a, %x, %i), kind=kLoop, calls=%put", 1024 + 1024),
+        # A tile taken through a bitcast.
+        ("%t = bf16[8,128]{1,0:T(8,128)(2,1)S(1)} fusion(%c), kind=kLoop, calls=%take", 2048),
+        ('%cc = bf16[1024,128]{1,0:T(8,128)(2,1)} custom-call(%c), custom_call_target="ConcatBitcast"', 0),
+    ],
+)  # fmt: skip
+def test_what_lies_on_the_chip_is_not_moved(instructions, moved):
+    """Layouts as XLA for TPU writes them, with tiles before the memory space."""
+    assert roofline.estimate(MOVES.replace("INSTRUCTIONS", instructions), made.point(), [])["memory_bytes"] == moved
 
 
 def test_loops_count_in_full_and_slices_count_what_they_take():
