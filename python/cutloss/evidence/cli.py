@@ -28,19 +28,6 @@ The same command again goes on where it stopped, whatever stopped it; a finished
 exit status: 0 done, 1 a point failed or was given up, 2 an option or file is wrong, 3 the time budget ended first.
 """
 
-ABOUT = {
-    "targets": "the first look: 16 x 512 on one chip, each arm and rematerialisation",
-    "pressure": "planned memory at the published pressure points, and past them",
-    "small": "shapes so small that a loss can only cost memory",
-    "rank": "adapters of rank 4 to 64",
-    "chunks": "the tile sizes of the published scheme and of cutloss",
-    "mesh": "four chips: rows split over them, and not",
-    "hlo": "collectives in the programs of four chips",
-    "transfer": "other models, on one, four and eight chips",
-    "published-batches": "the published shapes with fewer rows than chips",
-    "v6e": "another chip",
-}
-
 
 class Missing(Exception):
     """Something that a command needs is not installed."""
@@ -63,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     frontier.add_argument("--most", type=int, default=16384, help="largest context tried (default %(default)s)")
     frontier.add_argument("--step", type=int, default=256, help="of contexts (default %(default)s)")
     _add_choice(frontier)
-    for name, about in ABOUT.items():
+    for name, about in sweeps.ABOUT.items():
         command = commands.add_parser(name, help=about)
         opts.add_run(command)
         _add_choice(command)

@@ -38,9 +38,9 @@ def _number(cell: Any) -> tuple[float | None, bool]:
 
 def _bars(table: Table) -> Any | None:
     """Bars of a shape side by side; those that did not fit are hollow."""
-    first = table.columns.index("published default")
-    arms = table.columns[first:]
-    rows = [row for row in table.rows if any(_number(cell)[0] is not None for cell in row[first:])][:14]
+    arms, first = table.series, table.columns.index(table.series[0])
+    own = [table.columns.index(arm) for arm in arms if not arm.startswith("published")]
+    rows = [row for row in table.rows if any(_number(row[index])[0] is not None for index in own)][:14]
     if not rows:
         return None
     figure, axes = _new(max(7, 1.1 * len(rows) + 2), 4.4)

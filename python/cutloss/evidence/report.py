@@ -1,4 +1,4 @@
-"""The report: one HTML page with its figures in it, a PDF, and a CSV and PNG of each table, all from the records."""
+"""The report: one HTML page with its figures in it, the same as Markdown and PDF, and a CSV and PNG of each table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from . import figures, published, records, tables, texts
+from . import figures, markdown, records, tables, texts
 
 STYLE = """\
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #1c1c1c; }
@@ -25,7 +25,7 @@ td.text, th.text { text-align: left; } img { max-width: 100%; } code { backgroun
 
 
 def add(commands: Any) -> None:
-    command = commands.add_parser("report", help="one HTML page and a PDF from the records, a CSV and PNG of each table")
+    command = commands.add_parser("report", help="a page from the records: HTML, Markdown, PDF; a CSV and PNG of each table")
     command.add_argument("--records", nargs="+", default=["evidence/records.jsonl"], metavar="FILE")
     command.add_argument("--to", default="docs/evidence", metavar="FOLDER", help="(default %(default)s)")
     command.add_argument("--no-pdf", action="store_true")
@@ -67,7 +67,7 @@ def write(found: list[dict[str, Any]], made: list[tables.Table], folder: Path, p
     if pdf:
         write_pdf(folder / "report.pdf", found, made, drawn)
         files.append("report.pdf")
-    (folder / "README.md").write_text(index(found, made, drawn), encoding="utf-8")
+    (folder / "README.md").write_text(markdown.page(found, made, pictures), encoding="utf-8")
     _close(drawn)
     return [*files, "README.md"]
 
@@ -90,7 +90,7 @@ def _close(drawn: dict[str, Any]) -> None:
 
 def page(found: list[dict[str, Any]], made: list[tables.Table], pictures: dict[str, bytes]) -> str:
     parts = [f"<h1>{html.escape(texts.TITLE)}</h1>", *(f"<p>{_text(one)}</p>" for one in texts.summary(found, made))]
-    parts += ["<h2>Method</h2>", *(f"<p>{_text(one)}</p>" for one in texts.METHOD), f"<p>{_text(_made_with(found))}</p>"]
+    parts += ["<h2>Method</h2>", *(f"<p>{_text(one)}</p>" for one in texts.METHOD), f"<p>{_text(texts.made_with(found))}</p>"]
     parts.append("<h2>Contents</h2><ul>" + "".join(
         f'<li><a href="#{t.name}">{html.escape(t.title)}</a></li>' for t in made) + "</ul>")  # fmt: skip
     for table in made:
@@ -118,15 +118,11 @@ def _html_table(table: tables.Table) -> str:
         kind = ' class="text"' if isinstance(value, str) else ""
         return f"<{tag}{kind}>{'–' if value is None else html.escape(str(value))}</{tag}>"
 
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in table.columns)
-    rows = "\n".join("<tr>" + "".join(map(cell, row)) + "</tr>" for row in table.rows)
-    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table>"
-
-
-def _made_with(found: list[dict[str, Any]]) -> str:
-    versions = sorted({f"{name} {version}" for one in found for name, version in one["versions"].items()})
-    dates = sorted(one["date"][:10] for one in found)
-    return f"{len(found)} records, made {dates[0]} to {dates[-1]} with {', '.join(versions)}."
+    common, columns, cells = table.brief()
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+    rows = "\n".join("<tr>" + "".join(map(cell, row)) + "</tr>" for row in cells)
+    before = f"<p>All of {html.escape(common)}:</p>\n" if common else ""
+    return f"{before}<table><thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table>"
 
 
 # ---- PDF ---------------------------------------------------------------------------------------------------------------
@@ -140,7 +136,7 @@ def write_pdf(path: Path, found: list[dict[str, Any]], made: list[tables.Table],
     from matplotlib.backends.backend_pdf import PdfPages
 
     with PdfPages(path, metadata={"Title": texts.TITLE}) as pdf:
-        _pdf_text(pdf, texts.TITLE, [*texts.summary(found, made), "", *texts.METHOD, "", _made_with(found)])
+        _pdf_text(pdf, texts.TITLE, [*texts.summary(found, made), "", *texts.METHOD, "", texts.made_with(found)])
         for table in made:
             about = texts.about(table)
             if about:
@@ -174,35 +170,26 @@ def _plain(text: str) -> str:
 
 
 def _pdf_table(pdf: Any, table: tables.Table) -> None:
+    import textwrap
+
     from matplotlib import pyplot
 
     def short(value: Any) -> str:
         text = "–" if value is None else str(value)
         return _plain(text if len(text) <= 46 else text[:43] + "...")
 
-    for start in range(0, len(table.rows), _ROWS):
+    common, columns, rows = table.brief()
+    heads = [_plain("\n".join(textwrap.wrap(column, 14))) for column in columns]
+    for start in range(0, len(rows), _ROWS):
         figure, axes = pyplot.subplots(figsize=_PAGE)
         axes.axis("off")
-        axes.set_title(_plain(table.title), fontsize=12, loc="left")
-        cells = [[short(cell) for cell in row] for row in table.rows[start : start + _ROWS]]
-        drawn = axes.table(cells, colLabels=[short(c) for c in table.columns], loc="upper center", cellLoc="right")
+        axes.set_title(_plain(": ".join(filter(None, (table.title, common)))), fontsize=12, loc="left")
+        cells = [[short(cell) for cell in row] for row in rows[start : start + _ROWS]]
+        drawn = axes.table(cells, colLabels=heads, loc="upper center", cellLoc="right")
         drawn.auto_set_font_size(False)
-        drawn.set_fontsize(6 if len(table.columns) > 10 else 7)
-        drawn.auto_set_column_width(range(len(table.columns)))
+        drawn.set_fontsize(6 if len(columns) > 10 else 7)
+        drawn.auto_set_column_width(range(len(columns)))
+        for column in range(len(columns)):
+            drawn[0, column].set_height(drawn[0, column].get_height() * max(1 + text.count("\n") for text in heads))
         pdf.savefig(figure)
         pyplot.close(figure)
-
-
-# ---- the folder's own page ---------------------------------------------------------------------------------------------
-
-
-def index(found: list[dict[str, Any]], made: list[tables.Table], drawn: dict[str, Any]) -> str:
-    """What each file is, and the command that made its records."""
-    lines = ["# The evidence's data", "", f"{_made_with(found)} `cutloss-evidence report` writes all files here but the",
-             "records; each record has the command that makes it again.", "", "| file | what | records by |", "|---|---|---|",
-             "| `report.html`, `report.pdf` | everything | all |"]  # fmt: skip
-    for table in made:
-        png = f", `{table.name}.png`" if table.name in drawn else ""
-        lines.append(f"| `{table.name}.csv`{png} | {table.title} | `{table.command}` |")
-    lines += ["", f"Published figures: {published.load()['title']!r} ({published.load()['repository']})."]
-    return "\n".join(lines) + "\n"

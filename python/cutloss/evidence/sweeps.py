@@ -121,6 +121,19 @@ FIXED = {
     "v6e": v6e,
 }
 
+ABOUT = {
+    "targets": "the first look: 16 x 512 on one chip, each arm and rematerialisation",
+    "pressure": "planned memory at the published pressure points, and past them",
+    "small": "shapes so small that a loss can only cost memory",
+    "rank": "adapters of rank 4 to 64",
+    "chunks": "the tile sizes of the published scheme and of cutloss",
+    "mesh": "four chips: rows split over them, and not",
+    "hlo": "collectives in the programs of four chips",
+    "transfer": "other models, on one, four and eight chips",
+    "published-batches": "the published shapes with fewer rows than chips",
+    "v6e": "another chip",
+}
+
 
 def points(name: str, arms: tuple[str, ...] | None = None, remats: tuple[str, ...] | None = None) -> list[Point]:
     """Returns the points of a sweep, none twice, those of the most important shapes first."""

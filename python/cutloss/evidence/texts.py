@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import published, tables
-from .points import MODELS, Point
+from . import cells, programs, published, sweeps, tables
+from .points import Point
 
 TITLE = "cutloss in whole train steps: what fits, and whether it trains the same"
 
@@ -34,8 +34,18 @@ _ABOUT = {
         "would hide: then the loss is what is left.",
     ],
     "frontier": [
-        "The published frontier was swept at powers of two and without rematerialisation. Ours is bisected; columns with "
-        "remat answer what the published study left open: what the next wall is once the logits are gone.",
+        "The published frontier was swept at powers of two and without rematerialisation. Columns with remat answer what "
+        "the published study left open: how far the frontier moves once activations are made again instead of kept, which "
+        "does not help while the logits are the wall.",
+    ],
+    "walls": [
+        "Weights are a model's size and the same for every arm; the loss is what this library is about; attention and MLP are "
+        "what a layer keeps for its gradient, and what BLOCK and DECODER rematerialisation give up; layers' inputs are what "
+        "is kept even then.",
+    ],
+    "estimate": [
+        "How good is it? Where the published runs took the time of the same step, the last column has it: the estimate of "
+        "the default and of the scheme can be held against that. Of cutloss nothing was run on a TPU.",
     ],
     "mesh": [
         "The published runs set their mesh with `jax.set_mesh`, which Tunix does not look at: the batch was not split, each "
@@ -65,7 +75,7 @@ def about(table: tables.Table) -> list[str]:
 def summary(found: list[dict[str, Any]], made: list[tables.Table]) -> list[str]:
     """What was found, in sentences computed from the records."""
     plans = tables.plans(found)
-    says = [_validated(made), _matched(plans), _opened(plans), _worse(plans), _parity(found)]
+    says = [_validated(made), _matched(plans), _opened(plans), _worse(plans), *_walls(plans), _parity(found), _missing(found)]
     return [one for one in says if one]
 
 
@@ -75,8 +85,8 @@ def _validated(made: list[tables.Table]) -> str:
         return ""
     differences = [float(row[-1].rstrip(" %")) for row in table.rows]
     worst = max(map(abs, differences))
-    return (f"The method: {len(differences)} published shapes of Tunix's own loss were planned again; the largest difference "
-            f"is {worst:.1f} %.")  # fmt: skip
+    return (f"The method: Tunix's own loss was planned again at {len(differences)} of the published shapes; the largest "
+            f"difference from what was published is {worst:.1f} %.")  # fmt: skip
 
 
 def _pairs(plans: list) -> list[tuple[Point, float | None, float | None]]:
@@ -115,11 +125,34 @@ def _worse(plans: list) -> str:
     return f"Shapes at which cutloss plans more than the default: {len(worse)} of {len(pairs)}: {shown}."
 
 
+def _walls(plans: list) -> list[str]:
+    """What is most once the logits are gone, for each model and rematerialisation: at its largest shape that fits."""
+    says = []
+    largest: dict[tuple, tuple[Point, dict[str, Any]]] = {}
+    for point, record in plans:
+        if point.arm == "cutloss" and record["outcome"] == "ok" and point.tiles is None and point.rank == 16:
+            key = (point.model, point.chips, point.chip, point.remat)
+            if key not in largest or point.tokens > largest[key][0].tokens:
+                largest[key] = (point, record)
+    for point, record in largest.values():
+        kinds = programs.by_kind(record)
+        most = max(kinds, key=kinds.get)
+        says.append(f"{_shape(point)}: {most}, {kinds[most] / tables.GIB:.2f} of {tables.gib(record):.2f} GiB")
+    return [f"The next wall, what is most at the peak with cutloss: {'; '.join(says)}."] if says else []
+
+
+def _missing(found: list[dict[str, Any]]) -> str:
+    known = {one["key"] for one in found if one["kind"] == "plan"}
+    wanted = {point.key for name in sweeps.FIXED for point in sweeps.points(name)}
+    return (f"Of the {len(wanted)} points of the sweeps, {len(wanted & known)} are in these records; the tables say 'not run' "
+            "of the others (an empty cell is in no sweep), and the last table has the commands that run them.")  # fmt: skip
+
+
 def _shape(point: Point) -> str:
-    model = MODELS[point.model].name if point.model in MODELS else point.model
     chips = f"{point.chips} {point.chip}" + ("" if point.chips == 1 else f" ({point.mesh})")
     remat = "" if point.remat == "NONE" else f", {point.remat} remat"
-    return f"{model} {point.batch} x {point.context} on {chips}{remat}" + ("" if point.split else ", whole batch a chip")
+    whole = "" if point.split else ", whole batch a chip"
+    return f"{cells.model_name(point.model)} {point.batch} x {point.context} on {chips}{remat}{whole}"
 
 
 def _parity(found: list[dict[str, Any]]) -> str:
@@ -145,3 +178,9 @@ def limits(found: list[dict[str, Any]]) -> list[str]:
         shown = "; ".join(f"{one['key']} ({one['outcome']})" for one in given_up[:8])
         says.append(f"Points that were given up or failed: {len(given_up)}: {shown}. `--retry` does them again.")
     return says
+
+
+def made_with(found: list[dict[str, Any]]) -> str:
+    versions = sorted({f"{name} {version}" for one in found for name, version in one["versions"].items()})
+    dates = sorted(one["date"][:10] for one in found)
+    return f"{len(found)} records, made {dates[0]} to {dates[-1]} with {', '.join(versions)}."

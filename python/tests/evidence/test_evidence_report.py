@@ -6,7 +6,7 @@ import re
 import made
 import pytest
 
-from cutloss.evidence import published, report, tables, texts
+from cutloss.evidence import programs, published, report, tables, texts
 from cutloss.evidence.records import FORMAT, Records
 
 GIB = made.GIB
@@ -66,11 +66,73 @@ def rows(folder, name):
 
 
 def test_pressure_stands_beside_the_published_figures(folder):
-    first, second = rows(folder, "pressure")[:2]
+    by = {(row["batch"], row["context"]): row for row in rows(folder, "pressure")}
+    first, second = by["16", "512"], by["16", "1024"]
     assert (first["published default"], first["published CCE"]) == ("12.57", "4.98")
     assert (first["default"], first["cutloss"], first["cutloss, BLOCK remat"]) == ("12.5", "4.5", "1.6")
     assert second["default"] == "does not fit (20.33)" and second["cutloss"] == "9.0"
     assert rows(folder, "validation")[0]["difference"] == "-0.6 %"
+
+
+def test_points_that_were_not_run_say_so(folder):
+    """An empty cell would read as if nothing were asked; a table of nothing but empty cells as if all were done."""
+    by = {(row["batch"], row["context"]): row for row in rows(folder, "pressure")}
+    assert by["32", "2048"]["default"] == by["32", "2048"]["cutloss"] == "not run"
+    assert by["32", "2048"]["cutloss, BLOCK remat"] == ""  # no sweep asks for it
+    assert by["32", "2048"]["published CCE"] == "did not fit (28.88)"
+    assert not (folder / "rank.csv").exists()
+    done = {row["sweep"]: row for row in rows(folder, "coverage")}
+    assert (done["pressure"]["points"], done["pressure"]["fit"], done["pressure"]["do not fit"]) == ("40", "3", "1")
+    assert done["pressure"]["given up"] == "1" and done["pressure"]["the rest is run by"] == "cutloss-evidence pressure"
+    assert done["v6e"]["fit"] == "0"
+
+
+def test_differences_are_of_what_fits(folder):
+    by = {(row["batch"], row["context"]): row for row in rows(folder, "pressure")}
+    assert (by["16", "512"]["default to published"], by["16", "512"]["cutloss to published"]) == ("-0.6 %", "-9.6 %")
+    same = [made.ok(made.point(16, 512, arm="default"), 12.5699 * GIB)]
+    assert tables.validation(tables.plans(same)).rows[0][-1] == "+0.0 %"
+    assert (by["16", "1024"]["default to published"], by["16", "1024"]["cutloss to published"]) == ("", "-6.7 %")
+
+
+def test_the_wall_is_named_by_kind_of_bytes():
+    mib = 2**20
+
+    def buffer(size, array, of):
+        return {"bytes": size * mib, "count": 1, "array": array, "of": of}
+
+    record = made.ok(made.point(16, 512), 3 * GIB)
+    record["largest"] = [
+        buffer(500, "bf16[16,512,2048]", "copy-start"),  # a copy of what the MLP has
+        buffer(300, "bf16[16,512,2048]", "layers/feed_forward/dot_general"),
+        buffer(200, "bf16[16,512,4,512]", "gradient: layers/attention/log_softmax/reduce_max"),
+        buffer(100, "bf16[16,512,640]", "layers/rms_norm/reduce_sum"),
+        buffer(50, "f32[4,2048]", "_compiled/cond/branch_0_fun/add"),
+        buffer(25, "s32[7]", "copy-start.3"),
+    ]
+    found = programs.by_kind(record)
+    assert found == {"MLP": 800 * mib, "attention": 200 * mib, "norms, layers' inputs": 100 * mib, "loss": 50 * mib, "other": 25 * mib}
+    table = programs.walls([(made.point(16, 512), record)])
+    (row,) = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    # made.ok: 2 GiB of temporaries, 1 of arguments; what is listed and has a kind is 1150 MiB.
+    assert (row["weights, adapters, moments"], row["MLP"], row["other"], row["most"]) == (1.0, 0.78, round(2 - 1150 / 1024, 2), "weights")
+    record["planned"]["arguments"] = 0
+    assert programs.walls([(made.point(16, 512), record)]).rows[0][-1] == "MLP"
+    assert "MLP, 0.78 of 3.00 GiB" in " ".join(texts.summary([record], tables.all_of([record])))
+
+
+def test_what_all_rows_share_is_said_once():
+    table = tables.Table("t", "T", ["model", "chip", "rank", "batch", "none"], [["gemma3-270m", "v5e", 8, 1, None], ["gemma3-270m", "v6e", 8, 1, None]])
+    assert table.brief() == ("Gemma 3 270M, rank 8", ["chip", "batch"], [["v5e", 1], ["v6e", 1]])
+
+
+def test_the_readme_has_every_table_and_its_command(folder):
+    page = (folder / "README.md").read_text()
+    for table in tables.all_of(RECORDS):
+        assert f"## {table.title}\n" in page and f"`{table.command}`" in page
+    assert "| does not fit (20.33) |" in page and "| not run |" in page
+    for picture in re.findall(r"!\[.*?\]\((.*?)\)", page):
+        assert (folder / picture).is_file()
 
 
 def test_a_split_batch_is_not_validated_by_a_whole_one(folder):
@@ -87,7 +149,26 @@ def test_boundaries_compare_tokens_of_what_fits(folder):
     row = {row["mesh"]: row for row in rows(folder, "boundaries") if row["remat"] == "NONE"}["fsdp1-tp1"]
     # Published: 32768 tokens ran in three shapes, and did not at 16 x 2048.
     assert row["published, most tokens that ran"].split(":")[0] in ("32 x 1024", "64 x 512", "128 x 256")
-    assert (row["cutloss, most tokens that fit"], row["GiB"], row["times the published tokens"]) == ("16 x 1024", "9.0", "0.5")
+    # 16 x 1024 is half of them, but nothing more was tried: that says nothing.
+    assert (row["cutloss, most tokens that fit"], row["times the published tokens"]) == ("16 x 1024: 9.00 GiB", "")
+    found = tables.plans([*RECORDS, made.refused(made.point(32, 1024), 20 * GIB), made.ok(made.point(32, 2048, remat="BLOCK"))])
+    cells = {row[2]: row[-2:] for row in tables.boundaries(found).rows if row[1] == "fsdp1-tp1"}
+    assert cells == {"NONE": ["32 x 1024: does not fit (20.00)", 0.5], "BLOCK": [None, 2.0]}
+
+
+def test_the_frontier_compares_only_what_was_tried(folder):
+    """512 that fit where 1024 was published is no half, if 1024 was not tried."""
+
+    def times(*records):
+        table = tables.frontier(tables.plans(records))
+        return {row[3]: row[-1] for row in table.rows}[16]
+
+    fits = made.ok(made.point(16, 512))
+    assert times(fits) is None
+    assert times(fits, made.refused(made.point(16, 768))) == "0.5"
+    assert times(fits, made.ok(made.point(16, 4096, remat="BLOCK"))) == "4 at least"
+    refused = made.refused(made.point(16, 4352, remat="BLOCK"))
+    assert times(fits, made.ok(made.point(16, 4096, remat="BLOCK")), refused) == "4"
 
 
 @pytest.mark.parametrize(

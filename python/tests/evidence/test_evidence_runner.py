@@ -96,6 +96,31 @@ def test_the_time_budget_ends_before_a_point_and_keeps_what_is_done(tmp_path):
     assert 1 <= len(read(tmp_path / "records.jsonl")) <= 4
 
 
+def test_the_command_says_how_it_ended(tmp_path, monkeypatch, capsys):
+    """What a script sees: 3 where the time budget ended, 0 where all is done, 1 where a point was given up."""
+    from cutloss.evidence import cli
+
+    def main(plan, *more):
+        monkeypatch.setattr(runner, "process_plan", lambda *_: plan)
+        monkeypatch.setattr(cli, "_need_compiler", lambda: None)
+        monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+        return cli.main(["small", "--out", str(tmp_path / "records.jsonl"), *more])
+
+    def slow(point):
+        time.sleep(0.05)
+        return made.ok(point)
+
+    assert main(slow, "--time-budget", "0.12") == 3
+    before = len(read(tmp_path / "records.jsonl"))
+    assert 1 <= before <= 4 and "the same command goes on" in capsys.readouterr().err
+    assert main(lambda point: made.outcome(point, "failed")) == 1
+    assert main(made.ok) == 1  # what failed stays so ...
+    assert main(made.ok, "--retry") == 0  # ... unless asked
+    wanted = len(sweeps.points("small"))
+    assert len({record["key"] for record in read(tmp_path / "records.jsonl")}) == wanted
+    assert len(read(tmp_path / "records.jsonl")) == before + 2 * (wanted - before)
+
+
 def frontier(tmp_path, plan, batches=(8, 16, 32, 64), most=16384):
     with Records(tmp_path / "records.jsonl") as store:
         run = runner.Runner(store, plan)
