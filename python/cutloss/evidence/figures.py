@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from .tables import Table
-
-LIMIT = 15.75  # GiB of a v5e that the compiler has
+from .cells import Table
+from .points import CHIPS
 
 
 def draw(table: Table) -> Any | None:
@@ -19,13 +19,15 @@ def draw(table: Table) -> Any | None:
     return made
 
 
-def _new(width: float = 9, height: float = 4, columns: int = 1) -> tuple[Any, Any]:
+def _new(width: float = 9, height: float = 4, columns: int = 1, rows: int | None = None) -> tuple[Any, Any]:
+    """With `rows`, a grid of axes with one range."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    return pyplot.subplots(1, columns, figsize=(width, height))
+    grid = {} if rows is None else {"sharex": True, "sharey": True, "squeeze": False}
+    return pyplot.subplots(rows or 1, columns, figsize=(width, height), **grid)
 
 
 def _number(cell: Any) -> tuple[float | None, bool]:
@@ -38,22 +40,23 @@ def _number(cell: Any) -> tuple[float | None, bool]:
 
 def _bars(table: Table) -> Any | None:
     """Bars of a shape side by side; those that did not fit are hollow."""
-    arms, first = table.series, table.columns.index(table.series[0])
-    own = [table.columns.index(arm) for arm in arms if not arm.startswith("published")]
+    own = [table.columns.index(arm) for arm in table.series if not arm.startswith("published")]
     rows = [row for row in table.rows if any(_number(row[index])[0] is not None for index in own)][:14]
+    arms = [arm for arm in table.series if any(_number(row[table.columns.index(arm)])[0] is not None for row in rows)]
     if not rows:
         return None
     figure, axes = _new(max(7, 1.1 * len(rows) + 2), 4.4)
     width = 0.84 / len(arms)
     for k, arm in enumerate(arms):
         for at, row in enumerate(rows):
-            value, fits = _number(row[first + k])
+            value, fits = _number(row[table.columns.index(arm)])
             if value is None:
                 continue
             axes.bar(at + (k - len(arms) / 2 + 0.5) * width, min(value, 40), width, color=f"C{k}" if fits else "none",
                      edgecolor=f"C{k}", label=None)  # fmt: skip
     handles = [axes.bar([0], [0], color=f"C{k}", label=arm) for k, arm in enumerate(arms)]
-    axes.axhline(LIMIT, color="grey", linestyle="--", linewidth=1)
+    for limit in {CHIPS[row[1]][1] for row in rows}:
+        axes.axhline(limit, color="grey", linestyle="--", linewidth=1)
     names = [f"{row[3]}x{row[4]}" + ("" if row[5] == 16 else f" r{row[5]}") for row in rows]
     if len({row[0] for row in rows}) > 1:
         names = [f"{row[0]}\n{name}" for row, name in zip(rows, names, strict=True)]
@@ -67,22 +70,35 @@ def _bars(table: Table) -> Any | None:
 
 
 def _frontier(table: Table) -> Any | None:
-    """Pass and fail of every point that was tried, one chip, the first model."""
-    groups = {key: row for key, row in table.data.items() if key[0] == table.rows[0][0] and key[2] == table.rows[0][2]}
-    arms = sorted({arm for row in groups.values() for arm in row})
-    if not groups:
+    """Pass and fail of every point of the model and mesh with most of them, an arm a panel; published ends as lines."""
+    tries = Counter()
+    for key, row in table.data.items():
+        tries[key[:3]] += sum(map(len, row.values()))
+    of = list(max(tries, key=tries.get))
+    groups = {key[3]: row for key, row in table.data.items() if list(key[:3]) == of}
+    arms = [column for column in table.columns[6:] if any(column in row for row in groups.values())]
+    if not arms:
         return None
-    figure, all_axes = _new(max(5, 3.2 * len(arms)), 3.6, len(arms))
-    for axes, arm in zip(all_axes if len(arms) > 1 else [all_axes], arms, strict=True):
-        for (_, _, _, batch), row in groups.items():
-            for context, fits in row.get(arm, ()):
+    across = min(3, len(arms))
+    figure, grid = _new(3.4 * across, 3.2 * -(-len(arms) // across), across, -(-len(arms) // across))
+    for k, axes in enumerate(grid.flat):
+        if k >= len(arms):
+            axes.axis("off")
+            continue
+        for name, color in (("published default", "C0"), ("published CCE", "C1")):
+            ends = [(row[table.columns.index(name)], row[3]) for row in table.rows if row[:3] == of]
+            ends = [(context, batch) for context, batch in ends if context]
+            axes.plot(*zip(*ends, strict=True), "-", color=color, linewidth=1, label=f"{name} ends") if ends else None
+        for batch, row in groups.items():
+            for context, fits in row.get(arms[k], ()):
                 axes.plot(context, batch, "o" if fits else "x", color="C2" if fits else "C3")
         for axis, scale in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
             scale("log", base=2)
             axis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_title(arm, fontsize=9)
-        axes.set_xlabel("context")
-    (all_axes[0] if len(arms) > 1 else all_axes).set_ylabel("batch")
+        axes.set_title(arms[k], fontsize=9)
+        axes.set_xlabel("context", fontsize=8)
+        axes.set_ylabel("batch", fontsize=8)
+    grid.flat[0].legend(fontsize=7)
     return figure
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Any
 
 from . import published
 from .cells import GIB, Record, Table, column_of, gib

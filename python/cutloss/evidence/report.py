@@ -39,12 +39,12 @@ def main(options: argparse.Namespace, console: Any) -> int:
         if not Path(name).exists():
             raise records.RecordsError(f"--records: {name}: no such file")
         found |= {one["key"]: one for one in records.read(Path(name))}
+    if not found:
+        raise records.RecordsError(f"--records: {', '.join(options.records)}: no record; `cutloss-evidence targets` makes some")
     made = tables.all_of(list(found.values()))
     if options.json:
         print(json.dumps([{n: getattr(t, n) for n in ("name", "title", "columns", "rows", "note", "command")} for t in made]))
         return 0
-    if not made:
-        raise records.RecordsError(f"--records: {', '.join(options.records)}: no record fits a table")
     files = write(list(found.values()), made, Path(options.to), pdf=not options.no_pdf)
     console.print(f"{len(made)} tables of {len(found)} records: {', '.join(files)}", highlight=False, markup=False, soft_wrap=True)
     return 0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from . import programs, published, runs, sweeps
-from .cells import GIB, NOT_RUN, Record, Table, column_of, gib, plans
+from .cells import NOT_RUN, Record, Table, column_of, gib, plans
 from .points import Point
 
 # ---- planned memory ----------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def _pairs(plans: list) -> list[tuple[Point, float | None, float | None]]:
     """(shape, GiB of the default, GiB of cutloss) of the same shape; None where it does not fit."""
     by = {(p.with_(arm="cutloss"), p.arm): r for p, r in plans if p.tiles is None and r["outcome"] in ("ok", "out-of-memory")}
     both = [(p, by[p, "default"], by[p, "cutloss"]) for p, arm in by if arm == "cutloss" and (p, "default") in by]
-    return [(p, *(tables.gib(r) if r["outcome"] == "ok" else None for r in two)) for p, *two in both]
+    return [(p, *(cells.gib(r) if r["outcome"] == "ok" else None for r in two)) for p, *two in both]
 
 
 def _matched(plans: list) -> str:
@@ -130,14 +130,15 @@ def _walls(plans: list) -> list[str]:
     says = []
     largest: dict[tuple, tuple[Point, dict[str, Any]]] = {}
     for point, record in plans:
-        if point.arm == "cutloss" and record["outcome"] == "ok" and point.tiles is None and point.rank == 16:
+        usual = point.arm == "cutloss" and point.tiles is None and point.rank == 16
+        if usual and record["outcome"] == "ok" and record["largest"]:
             key = (point.model, point.chips, point.chip, point.remat)
             if key not in largest or point.tokens > largest[key][0].tokens:
                 largest[key] = (point, record)
     for point, record in largest.values():
         kinds = programs.by_kind(record)
         most = max(kinds, key=kinds.get)
-        says.append(f"{_shape(point)}: {most}, {kinds[most] / tables.GIB:.2f} of {tables.gib(record):.2f} GiB")
+        says.append(f"{_shape(point)}: {most}, {kinds[most] / cells.GIB:.2f} of {cells.gib(record):.2f} GiB")
     return [f"The next wall, what is most at the peak with cutloss: {'; '.join(says)}."] if says else []
 
 

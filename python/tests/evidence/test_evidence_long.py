@@ -29,10 +29,15 @@ def done(*arguments, out):
     return child.returncode, errors
 
 
+needs_compiler = pytest.mark.skipif(
+    not FOLDER.exists() and importlib.util.find_spec("libtpu") is None,
+    reason="libtpu is not installed: make test-long does, or pip install --target build/libtpu libtpu==0.0.42.1",
+)
+
+
 @pytest.mark.long
+@needs_compiler
 def test_a_tiny_step_is_planned_for_a_v5e(tmp_path):
-    if not FOLDER.exists() and importlib.util.find_spec("libtpu") is None:
-        pytest.skip("libtpu is not installed: make test-long does, or pip install --target build/libtpu libtpu==0.0.42.1")
     out = tmp_path / "records.jsonl"
     shapes = {"default": [], "cutloss": [], "scheme": [], "cutloss mesh": ["--fsdp", "2", "--tp", "2"]}
     for arm, more in shapes.items():
@@ -50,6 +55,43 @@ def test_a_tiny_step_is_planned_for_a_v5e(tmp_path):
     assert sum(mesh["hlo"]["collective_counts"].values()) > 0 and cutloss["hlo"]["collectives"] == []
     # Each of the scheme's four products is as much work as the default's two of the head: at least the default's FLOP.
     assert scheme["estimate"]["flop"] > default["estimate"]["flop"]
+
+
+def workers_of(pid):
+    """Command lines of the compilations that a sweep has started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"cutloss.evidence.worker" in words and str(pid).encode() in words:
+            found.append(words)
+    return found
+
+
+@pytest.mark.long
+@needs_compiler
+def test_a_frontier_killed_in_mid_compile_goes_on(tmp_path):
+    out = tmp_path / "records.jsonl"
+    arguments = ["frontier", "--model", "tiny-gemma3", "--arms", "cutloss", "--batches", "2,4", "--least", "32", "--most", "64",
+                 "--step", "32"]  # fmt: skip
+    child = command(*arguments, out=out, stdout=subprocess.DEVNULL)
+    while child.poll() is None and not (read(out) and workers_of(child.pid)):
+        time.sleep(0.05)
+    assert child.poll() is None, child.stderr.read()
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    end = time.monotonic() + 20
+    while workers_of(child.pid) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not workers_of(child.pid)  # a compiler that went on would hold the memory the next sweep needs
+    before = out.read_bytes()
+    status, errors = done(*arguments, out=out)
+    assert status == 0, errors
+    shapes = [(record["point"]["batch"], record["point"]["context"]) for record in read(out)]
+    assert out.read_bytes().startswith(before) and shapes == [(2, 32), (2, 64), (4, 32), (4, 64)]
+    assert all(record["outcome"] == "ok" for record in read(out))
 
 
 @pytest.mark.long

@@ -218,6 +218,9 @@ def test_records_that_are_not_there_are_named(tmp_path, capsys):
 
     assert cli.main(["report", "--records", str(tmp_path / "none.jsonl"), "--to", str(tmp_path)]) == 2
     assert "no such file" in capsys.readouterr().err
+    (tmp_path / "torn.jsonl").write_text('{"key": "half a')
+    assert cli.main(["report", "--records", str(tmp_path / "torn.jsonl"), "--to", str(tmp_path)]) == 2
+    assert "no record" in capsys.readouterr().err
 
 
 def test_published_figures_are_the_published_ones():
