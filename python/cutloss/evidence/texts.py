@@ -22,6 +22,13 @@ METHOD = [
     "installed, with nothing set. Remat is Tunix's own `remat_config`.",
 ]
 
+MEANING = [
+    "For someone who fine-tunes: where the logits are the wall, which is a large vocabulary, many tokens a chip, and few "
+    "layers or rematerialised ones, the loss is what to change first; what rematerialisation saves beside whole logits is "
+    "small against them. Where attention or weights are the wall (the table of walls names it), another "
+    "loss changes little. Nothing here says that a step gets faster.",
+]
+
 _ABOUT = {
     "validation": [
         "If our figures for Tunix's own loss are the published ones, then planning without a TPU plans what a TPU does, and "
@@ -76,7 +83,7 @@ def summary(found: list[dict[str, Any]], made: list[tables.Table]) -> list[str]:
     """What was found, in sentences computed from the records."""
     plans = tables.plans(found)
     says = [_validated(made), _matched(plans), _opened(plans), _worse(plans), *_walls(plans), _parity(found), _missing(found)]
-    return [one for one in says if one]
+    return [*(one for one in says if one), *MEANING]
 
 
 def _validated(made: list[tables.Table]) -> str:
@@ -184,4 +191,5 @@ def limits(found: list[dict[str, Any]]) -> list[str]:
 def made_with(found: list[dict[str, Any]]) -> str:
     versions = sorted({f"{name} {version}" for one in found for name, version in one["versions"].items()})
     dates = sorted(one["date"][:10] for one in found)
-    return f"{len(found)} records, made {dates[0]} to {dates[-1]} with {', '.join(versions)}."
+    when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    return f"{len(found)} records, made {when} with {', '.join(versions)}."
