@@ -3,30 +3,33 @@
 #include <algorithm>
 #include <cmath>
 #include <new>
-#include <sstream>
 
 #include "src/analysis/passes.h"
+#include "src/problem/text.h"
 
 namespace cutloss::analysis {
 namespace {
 
-template <typename... Parts>
-Status bad(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  return {StatusCode::invalid_argument, text.str()};
+Status no_memory() {
+  try {
+    return Status(StatusCode::out_of_memory,
+                  "no memory for the analysis: a tile of tokens takes about 8 D bytes for each token and epsilon, four "
+                  "times; make the tile or the list of exponents smaller");
+  } catch (const std::bad_alloc&) {  // not even for that text
+    return out_of_memory();
+  }
 }
 
 Status check_exponents(const Options& options) {
-  if (options.exponents.empty()) return bad("exponents is empty; give at least one k of epsilon = 2^-k");
+  if (options.exponents.empty()) return invalid("exponents is empty; give at least one k of epsilon = 2^-k");
   for (std::size_t i = 0; i < options.exponents.size(); ++i) {
     const int k = options.exponents[i];
-    if (k < 1 || k > 60) return bad("exponents has ", k, "; k of epsilon = 2^-k must be in [1, 60]");
+    if (k < 1 || k > 60) return invalid("exponents has ", k, "; k of epsilon = 2^-k must be in [1, 60]");
     if (i > 0 && k <= options.exponents[i - 1])
-      return bad("exponents must rise, got ", k, " after ", options.exponents[i - 1]);
+      return invalid("exponents must rise, got ", k, " after ", options.exponents[i - 1]);
   }
   if (options.variant_exponent < 1 || options.variant_exponent > 60) {
-    return bad("variant_exponent is ", options.variant_exponent, "; it must be in [1, 60]");
+    return invalid("variant_exponent is ", options.variant_exponent, "; it must be in [1, 60]");
   }
   return Status();
 }
@@ -34,22 +37,22 @@ Status check_exponents(const Options& options) {
 Status check(const Problem& problem, const Options& options) {
   if (Status s = check_exponents(options); !s.ok()) return s;
   if (options.tile_tokens < 1 || options.tile_tokens > 4096) {
-    return bad("tile_tokens is ", options.tile_tokens, "; it must be in [1, 4096]");
+    return invalid("tile_tokens is ", options.tile_tokens, "; it must be in [1, 4096]");
   }
   if (options.tile_vocab < 1 || options.tile_vocab > 65536) {
-    return bad("tile_vocab is ", options.tile_vocab, "; it must be in [1, 65536]");
+    return invalid("tile_vocab is ", options.tile_vocab, "; it must be in [1, 65536]");
   }
-  if (options.sample_tokens < 0) return bad("sample_tokens is ", options.sample_tokens, "; it must be 0 (all) or more");
+  if (options.sample_tokens < 0) return invalid("sample_tokens is ", options.sample_tokens, "; it must be 0 (all) or more");
   for (const double value : options.temperatures) {
     // Below 2^-20, log2 p of the other entries is beyond anything that an epsilon asks for.
-    if (!(value >= 0x1p-20 && value <= 0x1p20)) return bad("temperatures has ", value, "; it must be in [2^-20, 2^20]");
+    if (!(value >= 0x1p-20 && value <= 0x1p20)) return invalid("temperatures has ", value, "; it must be in [2^-20, 2^20]");
   }
   for (const float value : options.tolerances) {
-    if (!(value > 0 && value < 1)) return bad("tolerances has ", value, "; it must be in (0, 1)");
+    if (!(value > 0 && value < 1)) return invalid("tolerances has ", value, "; it must be in (0, 1)");
   }
-  if (problem.tokens < 1) return bad("there are no tokens: hidden has 0 rows; it must have at least 1");
+  if (problem.tokens < 1) return invalid("there are no tokens: hidden has 0 rows; it must have at least 1");
   for (const double count : options.counts) {
-    if (!std::isfinite(count)) return bad("counts has ", count, "; counts must be finite");
+    if (!std::isfinite(count)) return invalid("counts has ", count, "; counts must be finite");
   }
   return Status();
 }
@@ -107,9 +110,7 @@ Result<Report> analyze(const Problem& problem, const Inputs& inputs, const Machi
     if (Status s = measure(tiles.value(), machine, options, report); !s.ok()) return s;
     return report;
   } catch (const std::bad_alloc&) {
-    return Status(StatusCode::out_of_memory,
-                  "no memory for the analysis: a tile of tokens takes about 8 D bytes for each token and epsilon, four "
-                  "times; make the tile or the list of exponents smaller");
+    return no_memory();
   }
 }
 

@@ -1,38 +1,29 @@
 #include "src/analysis/tiles.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <new>
 #include <numeric>
-#include <sstream>
 
 #include "src/analysis/levels.h"
 #include "src/plan/arith.h"
 #include "src/problem/resolve.h"
+#include "src/problem/text.h"
 
 namespace cutloss::analysis {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-template <typename... Parts>
-Status bad(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  return {StatusCode::invalid_argument, text.str()};
-}
-
 }  // namespace
 
-void FreeAligned::operator()(float* p) const { std::free(p); }
+void FreeAligned::operator()(float* p) const { operator delete(p, std::align_val_t(64)); }
 
 Floats make_floats(std::int64_t count) {
   const std::size_t bytes = static_cast<std::size_t>(round_up(count, 16)) * sizeof(float);
-  void* const memory = std::aligned_alloc(64, std::max<std::size_t>(bytes, 64));
-  if (memory == nullptr) throw std::bad_alloc();
-  return Floats(static_cast<float*>(memory));
+  return Floats(static_cast<float*>(operator new(bytes, std::align_val_t(64))));
 }
 
 Tiles::Scratch::Scratch(const Tiles& tiles, std::int64_t rows) {
@@ -84,12 +75,12 @@ Status Tiles::take_rows(const Inputs& inputs, const Options& options) {
   for (std::int64_t i = 0; i < problem_.tokens; ++i) {
     if (labels[i] == problem_.ignore_index) continue;
     if (labels[i] < 0 || labels[i] >= problem_.vocab) {
-      return bad("labels[", i, "] is ", labels[i], ", outside [0, ", problem_.vocab, ") and not ignore_index (",
+      return invalid("labels[", i, "] is ", labels[i], ", outside [0, ", problem_.vocab, ") and not ignore_index (",
                  problem_.ignore_index, ")");
     }
     valid.push_back(i);
   }
-  if (valid.empty()) return bad("no token counts: labels holds nothing but ignore_index (", problem_.ignore_index, ")");
+  if (valid.empty()) return invalid("no token counts: labels holds nothing but ignore_index (", problem_.ignore_index, ")");
   valid_ = static_cast<std::int64_t>(valid.size());
   const std::int64_t take = options.sample_tokens > 0 ? std::min(options.sample_tokens, valid_) : valid_;
   const std::int64_t runs = ceil_div(take, tile_tokens_);
@@ -157,13 +148,20 @@ void Tiles::logits(std::int64_t token_tile, std::int64_t rows, Scratch& scratch)
 
 void Tiles::parallel(std::string_view stage, std::int64_t tasks, const std::function<void(std::int64_t)>& body) const {
   std::int64_t done = 0;
+  std::atomic<bool> no_memory = false;  // an exception that left a thread would end the process
   if (progress_) progress_(stage, 0);
   executor_->parallel_for(tasks, [&](std::int64_t task, int) {
-    body(task);
-    if (!progress_) return;
-    const std::lock_guard lock(*progress_mutex_);
-    progress_(stage, static_cast<double>(++done) / static_cast<double>(tasks));
+    if (no_memory) return;
+    try {
+      body(task);
+      if (!progress_) return;
+      const std::lock_guard lock(*progress_mutex_);
+      progress_(stage, static_cast<double>(++done) / static_cast<double>(tasks));
+    } catch (const std::bad_alloc&) {
+      no_memory = true;
+    }
   });
+  if (no_memory) throw std::bad_alloc();
 }
 
 // The label is kept out of the running sum: 1 - p_label is then a sum, not a difference.
@@ -221,7 +219,7 @@ Status Tiles::find_softmax() {
   parallel("softmax", token_tiles(), [&](std::int64_t tile) { softmax_of_tile(tile); });
   for (std::int64_t i = 0; i < tokens(); ++i) {
     if (std::isfinite(softmax(0, i).lse)) continue;
-    return bad("the logits of row ", caller_row(i), " are not finite: look for NaN or infinity in hidden[",
+    return invalid("the logits of row ", caller_row(i), " are not finite: look for NaN or infinity in hidden[",
                caller_row(i), "] or in the table");
   }
   return Status();
@@ -268,7 +266,7 @@ void sort_falling(const std::vector<double>& key, std::vector<std::int64_t>& ids
 
 Status check_permutation(const std::vector<std::int64_t>& order, std::int64_t vocab) {
   if (static_cast<std::int64_t>(order.size()) != vocab) {
-    return bad("order has ", order.size(), " ids; it must be a permutation of all ", vocab);
+    return invalid("order has ", order.size(), " ids; it must be a permutation of all ", vocab);
   }
   std::vector<std::int64_t> position(order.size());
   return invert_order("order", order, position);
@@ -290,7 +288,7 @@ Result<std::vector<std::int64_t>> make_order(const Tiles& tiles, Order order, co
       counts.assign(ids.size(), 0.0);
       for (const std::int64_t label : tiles.labels()) ++counts[static_cast<std::size_t>(label)];
     } else if (counts.size() != ids.size()) {
-      return bad("counts has ", counts.size(), " values; it must have one for each of the ", ids.size(), " ids");
+      return invalid("counts has ", counts.size(), " values; it must have one for each of the ", ids.size(), " ids");
     }
     sort_falling(counts, ids);
   }

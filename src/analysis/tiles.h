@@ -74,7 +74,7 @@ class Tiles {
   // z of a tile of tokens against the packed ids -> scratch.z, token t at [t * rows].
   void logits(std::int64_t token_tile, std::int64_t rows, Scratch& scratch) const;
 
-  // Runs body(task) for all tasks, telling the progress of `stage`.
+  // Runs body(task) for all tasks, telling the progress of `stage`. Throws the std::bad_alloc of any of them.
   void parallel(std::string_view stage, std::int64_t tasks, const std::function<void(std::int64_t)>& body) const;
 
  private:
