@@ -7,34 +7,6 @@
 namespace cutloss::analysis {
 namespace {
 
-struct TileCount {
-  double kept = 0, forced = 0, rows = 0;
-};
-
-TileCount count_tiles(const Dense& x, const std::vector<std::int64_t>& order, const Options& o, double epsilon) {
-  TileCount out;
-  double tiles = 0;
-  std::vector<char> row(x.v, 0);
-  for (std::int64_t t = 0; t < x.n; t += o.tile_tokens) {
-    for (std::int64_t w = 0; w < x.v; w += o.tile_vocab, ++tiles) {
-      double g = 0, p = 0;
-      for (std::int64_t i = t; i < std::min(x.n, t + o.tile_tokens); ++i) {
-        for (std::int64_t k = w; k < std::min(x.v, w + o.tile_vocab); ++k) {
-          g = std::max(g, std::abs(x.g[i][order[k]]));
-          p = std::max(p, x.p[i][order[k]]);
-        }
-      }
-      if (g < epsilon) continue;
-      ++out.kept;
-      out.forced += p < epsilon;
-      for (std::int64_t k = w; k < std::min(x.v, w + o.tile_vocab); ++k) row[order[k]] = 1;
-    }
-  }
-  out.kept /= tiles, out.forced /= tiles;
-  out.rows = static_cast<double>(std::count(row.begin(), row.end(), 1)) / static_cast<double>(x.v);
-  return out;
-}
-
 TEST(AnalysisShares, EntriesAndRowsAreThoseOfTheWholeMatrix) {
   Dense x(37, 301, 19, 1);
   const Report report = must(x, small_options());
@@ -207,6 +179,29 @@ TEST(AnalysisThreads, ResultsAreTheSameBits) {
     for (std::size_t j = 0; j < one.errors[m].d_e.size(); ++j) {
       EXPECT_EQ(one.errors[m].d_e[j].bias, three.errors[m].d_e[j].bias);
       EXPECT_EQ(one.errors[m].d_c[j].relative, three.errors[m].d_c[j].relative);
+    }
+  }
+}
+
+TEST(AnalysisProgress, AStageIsNotToldOrGoesBackOrEndsBeforeItsTasks) {
+  const Dense x(37, 301, 19, 17);
+  Options options = small_options();
+  options.sections.tolerance = true;
+  options.threads = 3;
+  std::vector<std::string> stages;
+  std::vector<std::vector<double>> done;
+  options.progress = [&](std::string_view stage, double share) {
+    if (stages.empty() || stages.back() != stage) stages.emplace_back(stage), done.emplace_back();
+    done.back().push_back(share);
+  };
+  must(x, options);
+  EXPECT_EQ(stages, (std::vector<std::string>{"softmax", "shares", "errors of dE", "errors of dC", "tolerances"}));
+  // 3 tiles of tokens; the 8 of the vocabulary are one block of at most 1024 ids; 4 tolerances of 2 filters.
+  const std::vector<std::size_t> tasks = {3, 3, 3, 1, 8};
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    ASSERT_EQ(done[s].size(), tasks[s] + 1) << stages[s];
+    for (std::size_t i = 0; i < done[s].size(); ++i) {
+      EXPECT_EQ(done[s][i], static_cast<double>(i) / static_cast<double>(tasks[s])) << stages[s];
     }
   }
 }

@@ -116,4 +116,33 @@ inline std::vector<std::int64_t> by_mean_logit(const Dense& x) {
   return ids;
 }
 
+// Shares of the tiles of an order that a filter at epsilon keeps, and of the ids in them.
+struct TileCount {
+  double kept = 0, forced = 0, rows = 0;
+};
+
+inline TileCount count_tiles(const Dense& x, const std::vector<std::int64_t>& order, const Options& o, double epsilon) {
+  TileCount out;
+  double tiles = 0;
+  std::vector<char> row(x.v, 0);
+  for (std::int64_t t = 0; t < x.n; t += o.tile_tokens) {
+    for (std::int64_t w = 0; w < x.v; w += o.tile_vocab, ++tiles) {
+      double g = 0, p = 0;
+      for (std::int64_t i = t; i < std::min(x.n, t + o.tile_tokens); ++i) {
+        for (std::int64_t k = w; k < std::min(x.v, w + o.tile_vocab); ++k) {
+          g = std::max(g, std::abs(x.g[i][order[k]]));
+          p = std::max(p, x.p[i][order[k]]);
+        }
+      }
+      if (g < epsilon) continue;
+      ++out.kept;
+      out.forced += p < epsilon;
+      for (std::int64_t k = w; k < std::min(x.v, w + o.tile_vocab); ++k) row[order[k]] = 1;
+    }
+  }
+  out.kept /= tiles, out.forced /= tiles;
+  out.rows = static_cast<double>(std::count(row.begin(), row.end(), 1)) / static_cast<double>(x.v);
+  return out;
+}
+
 }  // namespace cutloss::analysis

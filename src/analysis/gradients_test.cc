@@ -168,54 +168,75 @@ TEST(AnalysisBounds, NoRowOfDEIsFurtherOffThanItsCertificate) {
   }
 }
 
+// The gradient of G added up tile by tile, as a variant rounds its sums. Tiles of tokens (of_table) or of the order.
+Matrix summed(const Dense& x, const Matrix& g, const std::vector<std::int64_t>& order, const Options& o, Sums sums,
+              bool of_table) {
+  Matrix made(of_table ? x.v : x.n, std::vector<double>(x.d, 0.0)), lost = made;
+  const std::int64_t length = of_table ? x.n : x.v, step = of_table ? o.tile_tokens : o.tile_vocab;
+  for (std::int64_t owner = 0; owner < (of_table ? x.v : x.n); ++owner) {
+    for (std::int64_t begin = 0; begin < length; begin += step) {
+      std::vector<double> part(x.d, 0.0);
+      bool kept = false;
+      for (std::int64_t at = begin; at < std::min(length, begin + step); ++at) {
+        const std::int64_t i = of_table ? at : owner, k = of_table ? owner : order[at];
+        kept = kept || g[i][k] != 0;
+        for (std::int64_t j = 0; j < x.d; ++j) part[j] += g[i][k] * (of_table ? x.e[i * x.d + j] : x.c[k * x.d + j]);
+      }
+      if (!kept) continue;  // a tile that is left out is not added as zeros: Kahan's compensation would be
+      for (std::int64_t j = 0; j < x.d; ++j) {
+        double& sum = made[owner][j];
+        const auto term = static_cast<float>(part[j]);
+        if (sums == Sums::full) {
+          sum += part[j];
+        } else if (sums == Sums::bf16) {
+          sum = round_to_bf16(static_cast<float>(sum) + term);
+        } else {
+          const float corrected = term - static_cast<float>(lost[owner][j]);
+          const float next = round_to_bf16(static_cast<float>(sum) + corrected);
+          lost[owner][j] = round_to_bf16((next - static_cast<float>(sum)) - corrected);
+          sum = next;
+        }
+      }
+    }
+    if (sums != Sums::full) continue;
+    for (double& value : made[owner]) value = round_to_bf16(static_cast<float>(value));
+  }
+  return made;
+}
+
 TEST(AnalysisVariants, AreTheRoundedSumsOfTilesInTheirOrder) {
-  const Dense x(37, 301, 19, 10);
+  const Dense x(103, 301, 19, 10);
   Options options = small_options();
   options.variant_exponent = 3;  // some tiles have nothing above it
   const Report report = must(x, options);
   const auto order = by_mean_logit(x);
-  const double epsilon = std::ldexp(1.0, -options.variant_exponent);
-  const Matrix exact = gradient(x, x.g, false);
-  for (const auto& variant : report.variants) {
-    const Matrix g = variant.filtered ? filtered(x, Method::tile, epsilon, order, options, 0) : x.g;
-    Matrix made(x.n, std::vector<double>(x.d, 0.0)), lost = made;
-    for (std::int64_t w = 0; w < x.v; w += options.tile_vocab) {
-      for (std::int64_t i = 0; i < x.n; ++i) {
-        for (std::int64_t j = 0; j < x.d; ++j) {
-          double term = 0;
-          for (std::int64_t k = w; k < std::min(x.v, w + options.tile_vocab); ++k)
-            term += g[i][order[k]] * x.c[order[k] * x.d + j];
-          double& sum = made[i][j];
-          if (variant.sums == Sums::full) {
-            sum += term;
-          } else if (variant.sums == Sums::bf16) {
-            sum = round_to_bf16(static_cast<float>(sum) + static_cast<float>(term));
-          } else {
-            const float corrected = static_cast<float>(term) - static_cast<float>(lost[i][j]);
-            const float next = round_to_bf16(static_cast<float>(sum) + corrected);
-            lost[i][j] = round_to_bf16((next - static_cast<float>(sum)) - corrected);
-            sum = next;
-          }
-        }
-      }
+  const Matrix left = filtered(x, Method::tile, std::ldexp(1.0, -options.variant_exponent), order, options, 0);
+  for (const bool of_table : {false, true}) {
+    const Matrix exact = gradient(x, x.g, of_table);
+    double largest = 0, norm2 = 0;
+    for (const auto& row : exact) {
+      for (const double value : row) largest = std::max(largest, std::abs(value)), norm2 += value * value;
     }
-    if (variant.sums == Sums::full) {
-      for (auto& row : made) {
-        for (double& value : row) value = round_to_bf16(static_cast<float>(value));
-      }
-    }
-    // A term that lies on the edge of f32 rounding may fall to either side, and one bf16 step with it: 2^-8 of one of
-    // the 703 numbers, 2^-8 / sqrt(703) of the whole.
-    EXPECT_NEAR(variant.d_e.relative, compare(made, exact).relative, 1.5e-4) << name(variant.sums) << variant.filtered;
-  }
-  const auto error = [&](Sums sums, bool is_filtered) {
+    // A term on the edge of f32 rounding may fall to either side, and one bf16 step of a number with it.
+    const double one_step = 0x1p-8 * largest / std::sqrt(norm2);
+    ASSERT_EQ(report.variants.size(), 6u);
+    double plain_bf16 = 0;
     for (const auto& variant : report.variants) {
-      if (variant.sums == sums && variant.filtered == is_filtered) return variant.d_c.relative;
+      const Wanted want = compare(summed(x, variant.filtered ? left : x.g, order, options, variant.sums, of_table), exact);
+      const GradientError& got = of_table ? variant.d_c : variant.d_e;
+      const std::string what = std::string(name(variant.sums)) + (variant.filtered ? " filtered" : " all") +
+                               (of_table ? " dC" : " dE");
+      EXPECT_NEAR(got.relative, want.relative, one_step) << what;
+      EXPECT_NEAR(got.cosine, want.cosine, one_step * (want.relative + one_step)) << what;
+      if (variant.filtered) continue;
+      if (variant.sums == Sums::bf16) {
+        plain_bf16 = got.relative;
+      } else {  // the test would see bf16 sums in the place of the others
+        EXPECT_GT(plain_bf16, got.relative + 2 * one_step) << what;
+        EXPECT_LT(got.relative, 0x1p-8) << what;  // half a step of bf16 is 2^-9 of each number
+      }
     }
-    return -1.0;
-  };
-  EXPECT_LT(error(Sums::full, false), 0x1p-8);  // half a step of bf16 is 2^-9 of each number
-  EXPECT_GT(error(Sums::full, true), error(Sums::full, false));
+  }
 }
 
 // Run once more here, with the options of the section; exact dC is kept in f32, 6e-8 of its norm.
