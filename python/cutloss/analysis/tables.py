@@ -9,6 +9,7 @@ from typing import Any
 from .. import _pages
 
 EXPONENT = 12  # of the published study's epsilon
+WHEN = ("before", "after")  # training
 SHOWN = (12, 16, 20, 24)  # exponents of the tables of errors
 TITLES = {"gemma3-270m": "Gemma 3 270M", "smollm2-135m": "SmolLM2 135M"}
 
@@ -42,15 +43,26 @@ def render(page: str, files: dict[str, dict[str, Any]]) -> str:
     Raises:
         ValueError: the page has no place for them, or an analysis lacks what is shown.
     """
+    runs, texts = (
+        {name: result for name, result in files.items() if (model_and_text(name)[1] in WHEN) == trained}
+        for trained in (True, False)
+    )
     try:
-        page = _pages.put(page, "study", study(files))
-        return _pages.put(page, "tables", "\n\n".join(_of_one(name, result) for name, result in files.items()))
+        if runs:
+            page = _pages.put(page, "training", training(runs))
+        page = _pages.put(page, "study", study(texts))
+        return _pages.put(page, "tables", "\n\n".join(_of_one(name, result) for name, result in texts.items()))
     except (KeyError, StopIteration) as error:
         raise ValueError(f"an analysis lacks {error}; make it without --what and --exponents") from error
 
 
-def title(name: str) -> str:
+def model_and_text(name: str) -> tuple[str, str]:
     model, _, text = name.rpartition("-")
+    return model, text
+
+
+def title(name: str) -> str:
+    model, text = model_and_text(name)
     return f"{TITLES.get(model, model)}, {text.capitalize() if text in ('english', 'french') else text}"
 
 
@@ -60,6 +72,29 @@ def study(files: dict[str, dict[str, Any]]) -> str:
     labels = list(columns[0]) if columns else []
     head = ["ε = 2⁻¹², 128 × 128 tiles", "Qwen2.5-0.5B, the article's", *map(title, files)]
     return _pages.table(head, [[label, PUBLISHED.get(label, ""), *(c[label] for c in columns)] for label in labels])
+
+
+def training(files: dict[str, dict[str, Any]]) -> str:
+    """What each run of `--run` changed: {"RUN-before": analysis, "RUN-after": analysis}, side by side."""
+    heads = []
+    for name, result in files.items():
+        model, when = model_and_text(name)
+        steps = result["record"].get("steps")
+        heads.append(f"{TITLES.get(model, model)}, {when}" + (f" {steps} steps" if steps else ""))
+    columns = [_study_column(result) | _error_cells(result) for result in files.values()]
+    rows = [[label, *(column[label] for column in columns)] for label in columns[0]]
+    return _pages.table(["ε = 2⁻¹², 128 × 128 tiles", *heads], rows)
+
+
+def _error_cells(r: dict[str, Any]) -> dict[str, str]:
+    """Errors of dE of the filters by entries, and what the library's own work on."""
+    at = r["settings"]["exponents"].index(EXPONENT)
+    out = {f"{e['method']}: error of dE": _number(e["d_e"][at]["relative"]) for e in r["errors"] if e["method"] != "tile"}
+    for t in r["tolerances"]:
+        out[f"{t['filter']}, tolerance {t['tolerance']:.0e}: worked on, error of dE"] = (
+            f"{_percent(t['kept'])}, {_number(t['d_e']['relative'])}"
+        )
+    return out
 
 
 def _study_column(r: dict[str, Any]) -> dict[str, str]:
@@ -150,11 +185,12 @@ def _number(value: float) -> str:
 
 
 def names(folder: Path) -> list[Path]:
-    """The analyses in a folder: by model, and by text as the tool names them first."""
-    order = {"english": 0, "french": 1, "code": 2}
+    """The analyses in a folder, each at its place."""
+    return sorted(folder.glob("*.json"), key=place)
 
-    def key(path: Path) -> tuple[str, int, str]:
-        model, _, text = path.stem.rpartition("-")
-        return model, order.get(text, len(order)), text
 
-    return sorted(folder.glob("*.json"), key=key)
+def place(path: Path) -> tuple[str, int, str]:
+    """By model, and by text as the tool names them first."""
+    order = {"english": 0, "french": 1, "code": 2, "before": 0, "after": 1}
+    model, text = model_and_text(path.stem)
+    return model, order.get(text, len(order)), text

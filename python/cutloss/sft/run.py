@@ -260,11 +260,22 @@ def settings(path: Path) -> tuple[Config, models.Source]:
 
 def answer(path: Path, texts: list[str]) -> list[str]:
     """Returns what the finished run in the folder `path` answers to source texts; raises ConfigError."""
-    config, source = settings(path)
-    model = models.load(source, config)
+    config, source, model = finished(path)
     adapter.load(model, path / "adapter.safetensors", config.lora)
     pairs = [data.Pair(text, "") for text in texts]
     return generation.answers(models.as_run(model, config), models.load_tokenizer(source), pairs, config)
+
+
+def finished(path: Path) -> tuple[Config, models.Source, Any]:
+    """Returns (settings, source, model) of a finished run's folder, the model as it was before training.
+
+    Raises:
+        ConfigError: there is no finished run, or its model is not there any more.
+    """
+    config, source = settings(path)
+    if not (path / "summary.json").is_file():
+        raise ConfigError(f"{path}: the run is not finished; there is no summary.json")
+    return config, source, models.load(source, config)
 
 
 def peak_rss_bytes() -> int:

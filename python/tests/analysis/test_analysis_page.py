@@ -33,6 +33,21 @@ def test_a_number_lands_in_another_row_or_column():
     assert "| 7.7e-07 | 50 % |" in page and "dC | rows of dC with nothing |" in page
 
 
+def test_before_and_after_a_run_are_columns_among_the_texts_or_change_places():
+    name, result = next(iter(kept().items()))
+    after = json.loads(json.dumps(result))
+    after["nll"], after["record"]["steps"] = 1.25, 40
+    marks = "".join(f"<!-- {part}: begin --><!-- {part}: end -->" for part in ("study", "training", "tables"))
+    page = tables.render(marks, {name: result, "tuned-before": result, "tuned-after": after})
+    study, training, rest = (page.split(f"<!-- {part}: begin -->")[1] for part in ("study", "training", "tables"))
+    assert "tuned" not in study.split("<!--")[0] + rest
+    head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in training.splitlines() if line[:1] == "|"]
+    assert head[1:] == ["tuned, before", "tuned, after 40 steps"]
+    assert ["mean nll", f"{result['nll']:.2f}", "1.25"] in rows
+    folder = [Path(f"{stem}.json") for stem in ("tuned-after", "tuned-before", name)]
+    assert [path.stem for path in sorted(folder, key=tables.place)] == [name, "tuned-before", "tuned-after"]
+
+
 def test_a_page_without_a_place_or_a_file_of_other_sections_is_rendered(tmp_path, capsys):
     with pytest.raises(ValueError, match="study: begin"):
         tables.render("no place", kept())

@@ -1,12 +1,16 @@
 """`cutloss.analysis.analyze` against the whole N x V matrix in float64."""
 
+import contextlib
 import json
 import math
+import os
+import pty
+import subprocess
 
 import ml_dtypes
 import numpy as np
 import pytest
-from tool import BAD_USAGE, needs_tool, refused, run
+from tool import BAD_USAGE, TOOL, needs_tool, refused, run
 
 from cutloss.analysis import AnalysisError, analyze
 
@@ -158,3 +162,23 @@ def test_the_tool_prints_tables_and_writes_json(tmp_path):
     assert (done.returncode, done.stdout) == (0, "")
     assert json.loads(printed.stdout) == json.loads((tmp_path / "out.json").read_text())
     refused(BAD_USAGE, "analyze", *files, "--json", tmp_path / "no" / "out.json", words=["--json", "No such file"])
+
+
+def test_a_terminal_is_told_nothing_or_keeps_the_progress(tmp_path):
+    for name, array in zip(("e", "c", "y"), arrays(12), strict=True):
+        np.save(tmp_path / f"{name}.npy", array)
+    ours, theirs = pty.openpty()
+    files = ["--hidden", tmp_path / "e.npy", "--table", tmp_path / "c.npy", "--labels", tmp_path / "y.npy"]
+    options = ["--tile", "16x50", "--what", "mass,d_e", "--json", tmp_path / "out.json"]
+    done = subprocess.run([TOOL, "analyze", *files, *options], stderr=theirs, check=False)
+    os.close(theirs)
+    shown = ""  # some 20 short lines: less than a terminal holds before it is read
+    with contextlib.suppress(OSError):  # how the end of a terminal is told
+        while part := os.read(ours, 4096):
+            shown += part.decode()
+    os.close(ours)
+    assert done.returncode == 0
+    for stage in ("softmax", "shares", "errors of dE"):
+        told = [float(part.split()[-1].rstrip("%")) for part in shown.split("\r\x1b[K") if part.startswith(stage)]
+        assert told == [0, 33, 67, 100], (stage, shown)  # three tiles of tokens
+    assert shown.endswith("\r\x1b[K"), "the line is left behind"
