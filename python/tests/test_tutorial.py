@@ -1,11 +1,15 @@
 """docs/tutorial.md: its code is right, and every number it states is what the code gives."""
 
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from oracle import close, dense
+from tool import needs_tool, run
 
 from cutloss import linear_cross_entropy
 
@@ -91,6 +95,12 @@ def test_function_has_thirty_lines_and_four_products():
     says("Four products")
 
 
+def test_a_frozen_head_takes_two_products_where_recompute_takes_three():
+    source = re.search(r"def frozen_head.*?```", TEXT, re.DOTALL).group()
+    assert source.count(" @ ") == 2
+    says("Two products instead of three")
+
+
 def test_running_softmax_by_hand():
     first = 1 + np.exp(-1)
     second = first * np.exp(-1) + 1 + np.exp(-3)
@@ -132,6 +142,24 @@ def test_cost_of_a_fixed_epsilon(model, k):
         percent(norm(error.sum(0)) / norm(exact.sum(0))),
         percent((~((kept > 0) | hot).any(0)).mean()),
     ]
+
+
+def test_the_error_of_the_sum_stays_when_tokens_are_added_up(model):
+    _, c, y, p, _, exact = model
+    for k in (8, 10, 12, 14):
+        error = (CODE["drop"](p, y, 2.0**-k) - p) @ c
+        of_sum, of_all = norm(error.sum(0)) / norm(exact.sum(0)), norm(error) / norm(exact)
+        assert 2 / 3 < of_sum / of_all < 1
+    says("The error of the sum over tokens is more than two thirds of that of single tokens")
+
+
+def test_what_whole_tiles_lose_is_part_of_what_entries_lose(model):
+    _, c, y, p, hot, _ = model
+    eps = 2.0**-10
+    large = np.abs(p - hot) >= eps
+    tiles = large.reshape(2, 128, 32, 128).any((1, 3)).repeat(128, 0).repeat(128, 1)
+    dropped = CODE["drop"](p, y, eps) == 0
+    assert (~tiles <= dropped).all() and (~tiles).sum() < dropped.sum()
 
 
 def test_running_filter_drops_nothing_that_counts(model):
@@ -233,3 +261,26 @@ def test_dropping_as_much_costs_more(model):
     assert (kept > 0).mean() == pytest.approx(share, rel=0.01)
     says(f"Of the same {percent(share)} of the entries dropping makes an error of "
          f"{percent(norm((kept - p) @ c) / norm(exact))}")
+
+
+@pytest.mark.long
+def test_the_figure_is_another_than_its_command_draws(tmp_path):
+    matplotlib = pytest.importorskip("matplotlib")
+    root = PAGE.parents[1]
+    if f"matplotlib=={matplotlib.__version__}\n" not in (root / "requirements.txt").read_text():
+        pytest.skip("another matplotlib draws other pixels")
+    from matplotlib import image
+
+    command = next(line.strip() for line in TEXT.splitlines() if "tutorial_figure.py" in line)
+    _, script, file = shlex.split(command)
+    subprocess.run([sys.executable, root / script, tmp_path / "new.png"], check=True)
+    new, kept = (image.imread(path) for path in (tmp_path / "new.png", root / file))
+    # Of 255 levels: another CPU's sums end in other digits, which may round a pixel to the next level.
+    np.testing.assert_allclose(new, kept, atol=1.5 / 255)
+
+
+@needs_tool
+def test_the_command_for_its_costs_runs():
+    command = next(line.strip() for line in TEXT.splitlines() if "cutloss plan" in line)
+    done = run(*shlex.split(command)[1:])
+    assert done.returncode == 0 and "predicted" in done.stdout, done.stderr
