@@ -61,7 +61,8 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--name", help="of the files (default: of the model or folder)")
     result.add_argument("--dump", type=Path, metavar="FOLDER", help="also keep the arrays there, or in FOLDER/LABEL")
     result.add_argument("--no-plots", action="store_true", help="JSON alone")
-    result.add_argument("--render", type=Path, metavar="PAGE", help="only put the tables of PAGE's folder into it, and draw its figures")
+    render_help = "only put the tables of PAGE's folder into it, and draw its figures"
+    result.add_argument("--render", type=Path, metavar="PAGE", help=render_help)
     return result
 
 
