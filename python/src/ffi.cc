@@ -19,7 +19,6 @@ void* cutloss::python::xla_handler() { return nullptr; }
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "cutloss/cutloss.hpp"
 #include "names.hpp"
@@ -204,6 +203,8 @@ Machine read_machine(Attributes& attributes) {
 }
 
 // The operands and results of the call, in the order in which _ffi.py lists them. Those that are not there are empty.
+// JAX has no integers of 64 bits where x64 is off, the library has such ids: they come and go as the low and the high
+// word of each, so that XLA's plan counts them and nothing is copied here.
 struct Arguments {
   enum In { e, c, labels, cotangent, bias, token_weights, class_weights, lse_cotangent, soft_ids, soft_probabilities,
             vocab_order, denominator, seed, inputs };
@@ -226,27 +227,6 @@ struct Arguments {
  private:
   ffi::RemainingArgs args_;
   ffi::RemainingRets rets_;
-};
-
-// JAX has 32-bit integers where x64 is off, the library 64-bit ids: one number a token (k for the largest), and one for
-// each id of an order.
-class Narrowed {
- public:
-  std::int64_t* take(bool there, ffi::AnyBuffer to) {
-    if (!there) return nullptr;
-    values_.resize(std::max<std::size_t>(to.element_count(), 1));
-    to_ = address<std::int32_t>(to);
-    count_ = to.element_count();
-    return values_.data();
-  }
-  void write() const {
-    for (std::size_t i = 0; i < count_; ++i) to_[i] = static_cast<std::int32_t>(values_[i]);
-  }
-
- private:
-  std::vector<std::int64_t> values_;
-  std::int32_t* to_ = nullptr;
-  std::size_t count_ = 0;
 };
 
 // In the order in which _options.py names the numbers.
@@ -276,7 +256,7 @@ Status read_shapes(const Arguments& arguments, bool has_bias, Attributes& attrib
   return attributes.failure();
 }
 
-Inputs read_inputs(const Arguments& a, const Problem& p, bool has_labels, std::vector<std::int64_t>& order) {
+Inputs read_inputs(const Arguments& a, const Problem& p, bool has_labels) {
   using A = Arguments;
   Inputs in;
   in.e = a.input<void>(true, A::e);
@@ -289,11 +269,7 @@ Inputs read_inputs(const Arguments& a, const Problem& p, bool has_labels, std::v
   in.lse_cotangent = a.input<float>(p.lse_cotangent, A::lse_cotangent);
   in.soft_ids = a.input<void>(p.soft_targets > 0, A::soft_ids);
   in.soft_probabilities = a.input<float>(p.soft_targets > 0, A::soft_probabilities);
-  if (p.vocab_order) {
-    const auto* ids = a.input<std::int32_t>(true, A::vocab_order);
-    order.assign(ids, ids + p.vocab);
-    in.vocab_order = order.data();
-  }
+  in.vocab_order = a.input<std::int64_t>(p.vocab_order, A::vocab_order);
   if (a.in(A::denominator).element_count() > 0) in.denominator = *a.input<float>(true, A::denominator);
   if (a.in(A::seed).element_count() > 1) {
     const auto* words = a.input<std::uint32_t>(true, A::seed);
@@ -323,10 +299,8 @@ Status evaluate(ffi::ThreadPool pool, const Arguments& arguments, const ffi::Dic
                                                     std::to_string(plan->workspace_bytes) + ": trace it again");
   }
 
-  std::vector<std::int64_t> order;
-  const Inputs inputs = read_inputs(arguments, problem, has_labels, order);
+  const Inputs inputs = read_inputs(arguments, problem, has_labels);
   const Metrics& metrics = problem.metrics;
-  Narrowed argmax, rank, top_k_ids;
   Outputs outputs;
   outputs.loss = arguments.output<float>(true, A::loss);
   outputs.nll = arguments.output<float>(true, A::nll);
@@ -335,10 +309,10 @@ Status evaluate(ffi::ThreadPool pool, const Arguments& arguments, const ffi::Dic
   outputs.d_c = arguments.output<void>(problem.want_d_c, A::d_c);
   outputs.d_bias = arguments.output<void>(problem.want_d_bias, A::d_bias);
   outputs.entropy = arguments.output<float>(metrics.entropy, A::entropy);
-  outputs.argmax = argmax.take(metrics.argmax, arguments.out(A::argmax));
+  outputs.argmax = arguments.output<std::int64_t>(metrics.argmax, A::argmax);
   outputs.correct = arguments.output<std::uint8_t>(metrics.argmax, A::correct);
-  outputs.rank = rank.take(metrics.rank, arguments.out(A::rank));
-  outputs.top_k_ids = top_k_ids.take(metrics.top_k > 0, arguments.out(A::top_k_ids));
+  outputs.rank = arguments.output<std::int64_t>(metrics.rank, A::rank);
+  outputs.top_k_ids = arguments.output<std::int64_t>(metrics.top_k > 0, A::top_k_ids);
   outputs.top_k_logprobs = arguments.output<float>(metrics.top_k > 0, A::top_k_logprobs);
   outputs.mean_logits = arguments.output<float>(metrics.mean_logits, A::mean_logits);
   FilterReport report;
@@ -346,7 +320,6 @@ Status evaluate(ffi::ThreadPool pool, const Arguments& arguments, const ffi::Dic
   PoolExecutor executor(pool, plan->threads);
   Status status = run(plan.value(), inputs, outputs,
                       {static_cast<std::byte*>(workspace.untyped_data()), workspace.size_bytes()}, &executor);
-  for (const Narrowed* ids : {&argmax, &rank, &top_k_ids}) ids->write();
   write_report(report, arguments.out(A::filter_report));
   return status;
 }
@@ -356,8 +329,7 @@ ffi::Error linear_cross_entropy(ffi::ThreadPool pool, ffi::RemainingArgs args, f
   try {
     return error_from(evaluate(pool, Arguments(args, rets), attributes));
   } catch (const std::bad_alloc&) {
-    // The copies of ids and of an order, in 64 bits, are not part of the workspace.
-    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "out of memory beside the workspace, for ids of 64 bits");
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "out of memory beside the workspace");
   } catch (const std::exception& failure) {
     return ffi::Error(ffi::ErrorCode::kInternal, failure.what());
   } catch (...) {

@@ -95,10 +95,10 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
         result(wants.d_w, w.shape, w.dtype),
         result(wants.d_bias, (vocab,), jnp.float32 if extra.bias is None else extra.bias.dtype),
         result(fields["entropy"], (tokens,), jnp.float32),
-        result(fields["argmax"], (tokens,), jnp.int32),
+        result(fields["argmax"], (tokens, 2), jnp.int32),  # ids of 64 bits, by words
         result(fields["argmax"], (tokens,), jnp.uint8),
-        result(fields["rank"], (tokens,), jnp.int32),
-        result(options.top_k > 0, (tokens, options.top_k), jnp.int32),
+        result(fields["rank"], (tokens, 2), jnp.int32),
+        result(options.top_k > 0, (tokens, options.top_k, 2), jnp.int32),
         result(options.top_k > 0, (tokens, options.top_k), jnp.float32),
         result(fields["mean_logits"], (vocab,), jnp.float32),
         result("filter_report" in options.metrics, (len(FILTER_REPORT),), jnp.float32),
@@ -112,7 +112,7 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
         vary_like(value, x) for value in call(
             x, w, given(labels), cotangent, given(extra.bias), given(extra.token_weights), given(extra.class_weights),
             given(extra.lse_cotangent), given(extra.soft_ids), given(extra.soft_probabilities),
-            given(extra.vocab_order if filtered else None), given(extra.denominator).reshape(-1), given(extra.seed),
+            given(_words(extra.vocab_order) if filtered and extra.vocab_order is not None else None), given(extra.denominator).reshape(-1), given(extra.seed),
             **attributes, has_bias=extra.bias is not None, has_labels=labels is not None,
             target=machine.target, machine_threads=np.int64(machine.threads), l1_bytes=np.int64(machine.l1_bytes),
             l2_bytes=np.int64(machine.l2_bytes), l3_bytes=np.int64(machine.l3_bytes),
@@ -122,8 +122,14 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
     metrics = {name: value for name, value in metrics.items() if name in options.metrics}
     if options.top_k:
         metrics |= {"top_k_ids": top_ids, "top_k_logprobs": top_logprobs}
+    metrics = {name: value[..., 0] if name in ("argmax", "rank", "top_k_ids") else value for name, value in metrics.items()}
     return Values(loss if options.reduction == "none" else loss.reshape(()), nll, lse, jnp.zeros_like(lse),
                   d_x if wants.d_x else None, d_w if wants.d_w else None, d_bias if wants.d_bias else None, metrics)
+
+
+def _words(ids: jax.Array) -> jax.Array:
+    """int32 -> [..., 2], the low and the high word of 64 bits (all platforms of the kernels are little-endian)."""
+    return jnp.stack([ids, ids >> 31], axis=-1)
 
 
 def _attribute(value: Any) -> Any:

@@ -119,6 +119,19 @@ def test_workspace_is_hidden_from_xla():
     assert plan.workspace_bytes <= temp <= plan.workspace_bytes + 2 * N * D * 4 + 2 * V * D * 4 + (1 << 20)
 
 
+def test_ids_in_64_bits_are_copied_beside_xlas_memory():
+    """JAX has them in 32. For each token two are 16 bytes, before they are cut to 8; an order of the vocabulary is 8 V."""
+    def temp(**options):
+        f = functools.partial(linear_cross_entropy, _impl="cpu", **options)
+        return jax.jit(f).lower(*arguments()).compile().memory_analysis().temp_size_in_bytes
+
+    assert temp(metrics=("argmax", "rank")) - temp() >= 16 * N
+    gradient = jax.jit(jax.grad(functools.partial(linear_cross_entropy, filter="certified", epsilon=1e-3, _impl="cpu")))
+    with_order, without = (gradient.lower(*arguments(), **options).compile().memory_analysis().temp_size_in_bytes
+                           for options in ({"vocab_sort_indices": jax.ShapeDtypeStruct((V,), np.int32)}, {}))
+    assert with_order - without >= 8 * V
+
+
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("argnums", [(), (0,), (0, 1)])
 def test_accelerator_program_calls_into_the_cpu(argnums, dtype):
