@@ -21,9 +21,13 @@ class Call:
         self.inputs: dict[str, np.ndarray] = {}
         self.outputs: dict[str, np.ndarray] = {}
         self.values: dict[str, Any] = {}  # what else Inputs has
-        self.e, self.c = _arrays.as_numpy("e", e), _arrays.as_numpy("c", c)
         _core.validate_targets(labels is not None, soft_targets is not None)
+        self.e, self.c = _arrays.as_numpy("e", e), _arrays.as_numpy("c", c)
+        for name, operand in (("e", self.e), ("c", self.c)):
+            _check.dtype_name(name, operand.dtype)
         array = None if labels is None else _arrays.as_numpy("labels", labels)
+        if array is not None:
+            _check.label_dtype(array.dtype)
         size = _check.sizes("e", self.e.shape, "c", self.c.shape, None if array is None else array.shape, head_layout)
         self.shape = self.e.shape[:-1]  # of whatever there is one of for each token
         self.vocab = size.vocab

@@ -131,15 +131,15 @@ def wrt(value: object) -> frozenset[str]:
 def metrics(value: object) -> dict[str, int]:
     """The metrics asked for, by name; the value is k for "top_k=k", which comes in as "top_k", and 1 for all others."""
     known = ("entropy", "argmax", "correct", "rank", "mean_logits", "top_k=5")
-    wanted = {}
+    wanted: dict[str, int] = {}
     for item in names("metrics", value):
-        match = re.fullmatch(r"top_k=(\d+)", item) if isinstance(item, str) else None
+        match = re.fullmatch(r"top_k=(\d{1,18})", item) if isinstance(item, str) else None
         if match is None:
             wanted[one_of("metrics", item, known)] = 1
         elif int(match[1]) == 0:
             raise ValueError(f"metrics: {item!r} asks for no logit; k is 1 or more")
-        else:
-            wanted["top_k"] = min(int(match[1]), INT64_MAX)
+        elif wanted.setdefault("top_k", int(match[1])) != int(match[1]):
+            raise ValueError(f"metrics: {item!r} beside top_k={wanted['top_k']}; one k is wanted, the larger has both")
     return wanted
 
 

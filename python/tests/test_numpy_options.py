@@ -392,6 +392,8 @@ ZEROS = np.zeros(V, int)
     (ValueError, r'mode is "sparse"', {"mode": "sparse"}),
     (ValueError, r"softcap is inf; it must be a number between", {"softcap": 10**400}),
     (ValueError, r"softcap is inf; it must be a number between", {"softcap": 1e300}),
+    (ValueError, r"metrics: 'top_k=3' beside top_k=5; one k is wanted", {"metrics": ("top_k=5", "top_k=3")}),
+    (ValueError, r"metrics: 'top_k=9+' is not one of", {"metrics": "top_k=" + "9" * 5000}),
     (ValueError, r"logit_scale is -inf; it must be finite", {"logit_scale": -(10**400)}),
     (ValueError, r"denominator is inf; it must be finite", {"denominator": 10**400}),
     (ValueError, r"threads: an integer of 20000 bits is outside", {"threads": 2**19999}),

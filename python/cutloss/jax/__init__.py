@@ -168,9 +168,7 @@ def linear_cross_entropy(
     if filter is None and "filter_report" in wanted:
         raise ValueError("metrics: 'filter_report' is what a filter did: filter='certified', 'unbiased' or 'tile'")
     _core.validate_targets(labels is not None, soft_targets is not None)
-    x, w = jnp.asarray(x), jnp.asarray(w)
-    _check.dtype_name("x", x.dtype)
-    _check.dtype_name("w", w.dtype)
+    x, w = _arguments.operand("x", x), _arguments.operand("w", w)
     if labels is not None:
         labels = _arguments.as_array(labels)
         _check.label_dtype(labels.dtype)

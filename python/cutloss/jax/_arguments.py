@@ -22,8 +22,20 @@ def known(array: Any) -> bool:
 
 
 def as_array(array: Any, what: str = "labels") -> Any:
-    _arrays.refuse_masked(what, array)
-    return array if isinstance(array, jax.Array) else np.asarray(array)
+    if isinstance(array, jax.Array):
+        return array
+    return jnp.asarray(array) if hasattr(array, "__jax_array__") else _arrays.as_numpy(what, array)
+
+
+def operand(what: str, value: Any) -> jax.Array:
+    """x or w. What JAX narrows by itself (a list, float64 where x64 is off) is narrowed."""
+    array = as_array(value, what)
+    try:
+        array = jnp.asarray(array)
+    except TypeError:  # of objects or texts, which it has no dtype for
+        pass
+    _check.dtype_name(what, array.dtype)
+    return array
 
 
 def ids(what: str, taken: Any, vocab: int, ignore_index: int, checked: bool = False, shift: int = 0) -> jax.Array:
@@ -51,12 +63,14 @@ def ids(what: str, taken: Any, vocab: int, ignore_index: int, checked: bool = Fa
 
 
 def floats(what: str, value: Any, shape: tuple[int, ...], meaning: str, masks: bool = False) -> jax.Array | None:
-    if value is None:
-        return None
+    return None if value is None else jnp.asarray(_reals(what, value, shape, meaning, masks)).astype(jnp.float32)
+
+
+def _reals(what: str, value: Any, shape: tuple[int, ...], meaning: str, masks: bool = False) -> Any:
     array = as_array(value, what)
     _check.real(what, value, array.dtype, array.ndim, masks)
     _check.shape(what, array.shape, shape, meaning)
-    return jnp.asarray(array).astype(jnp.float32)
+    return array
 
 
 def bias(array: Any, vocab: int) -> jax.Array | None:
@@ -89,7 +103,8 @@ def soft_targets(value: Any, lead: tuple[int, ...], vocab: int, ignore_index: in
     k = taken.shape[-1] if taken.ndim else 0
     _check.shape("soft_targets ids", taken.shape, (*lead, max(k, 1)), _check.SOFT_IDS)
     narrow = ids("soft_targets ids", taken, vocab, ignore_index, checked)
-    return narrow, floats("soft_targets probabilities", value[1], taken.shape, _check.LIKE_IDS)
+    probabilities = _reals("soft_targets probabilities", value[1], taken.shape, _check.LIKE_IDS)
+    return narrow, jnp.asarray(probabilities).astype(jnp.float32)
 
 
 def denominator(value: Any, reduction: str) -> jax.Array | None:

@@ -86,6 +86,9 @@ F32 = np.float32
     {"threads": 1.5}, {"seed": 1.0}, {"seed": -1}, {"ignore_index": None}, {"shift": 1.5},
     {"vocab_order": np.arange(3)}, {"vocab_order": np.ones(11)}, {"soft_targets": 3},
     {"soft_targets": (np.ones((7, 2), int), np.ones((7, 3), F32))}, {"soft_targets": (np.ones(7, int), np.ones(7))},
+    {"soft_targets": (np.ones((7, 2), int), None)}, {"soft_targets": (None, np.ones((7, 2)))}, {"soft_targets": (None, None)},
+    {"e": None}, {"c": None}, {"e": "abc"}, {"c": [[1.0], [1.0, 2.0]]}, {"bias": [[1.0], 2.0]},
+    {"threads": 2**70}, {"metrics": ("top_k=5", "top_k=3")},
     {"soft_targets": (np.ones((7, 0), int), np.ones((7, 0)))}, {"soft_targets": (np.ones((7, 2)), np.ones((7, 2)))},
 ], ids="-".join)
 def test_numpy_has_another_error(change):
