@@ -293,7 +293,7 @@ struct Inputs {
   const void* soft_ids = nullptr;             // [N, K] in label_dtype, contiguous
   const float* soft_probabilities = nullptr;  // [N, K]
   const std::int64_t* vocab_order = nullptr;  // [V]
-  std::optional<double> denominator = std::nullopt;  // of a mean, 0 or more; 0 makes the loss and its gradients 0
+  std::optional<double> denominator = std::nullopt;  // of a mean, 0 or in f32's normal range; 0: loss and gradients 0
   std::uint64_t seed = 0;                            // filter unbiased: another seed, other random numbers
 };
 

@@ -61,7 +61,7 @@ def ignore_index(value: object) -> int:
 
 def threads(value: object) -> int:
     """Number of threads, 0 for "as many as the machine allows and the work is worth"."""
-    return 0 if value is None else integer("threads", value, -(2**31), 2**31 - 1)
+    return 0 if value is None else integer("threads", value, -(2**63))
 
 
 def number(what: str, value: object) -> float:

@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "cutloss/cutloss.hpp"
+#include "src/problem/resolve.h"
 
 namespace cutloss::python {
 
@@ -34,6 +35,18 @@ class Fields {
   void read(const char* name, T& to) {
     const nanobind::object value = take(name);
     if (value.is_valid() && !nanobind::try_cast(value, to)) wrong_type(name, value);
+  }
+
+  // Python's numbers have more range than an option has.
+  void read(const char* name, float& to) {
+    double value = to;
+    read(name, value);
+    to = value_or_raise(float_from(name, value));
+  }
+  void read(const char* name, std::optional<float>& to) {
+    std::optional<double> value = to;
+    read(name, value);
+    to = value ? std::optional(value_or_raise(float_from(name, *value))) : std::nullopt;
   }
 
   // Of an enum, by name; None, where that is taken, by std::nullopt.

@@ -90,7 +90,10 @@ Limits read_limits(Fields& fields) {
   Limits limits;
   fields.read("mode", limits.mode, mode_from);
   fields.read("budget", limits.budget_bytes);
-  fields.read("threads", limits.threads);
+  std::int64_t threads = 0;
+  fields.read("threads", threads);
+  if (const Status s = validate_threads(threads); !s.ok()) raise(s);
+  limits.threads = static_cast<int>(threads);
   return limits;
 }
 

@@ -8,6 +8,17 @@ from oracle import F32, lattice
 
 _FOLDER = Path(__file__).parents[2] / "tests"
 TABLE = json.loads((_FOLDER / "policies.json").read_text())
+# Numbers beyond the types that C and C++ have for them.
+_BEYOND = "beyond float32; it must be 0 or of a size in [2^-149, 2^128)"
+TABLE += [
+    {"set": {"threads": 99999999999}, "text": "threads is 99999999999; it must be 0 (choose) to 1024"},
+    {"set": {"epsilon": 1e-50, "filter": "certified"}, "text": f"epsilon is 1e-50, {_BEYOND}"},
+    {"set": {"tolerance": 1e-50, "filter": "unbiased"}, "text": f"tolerance is 1e-50, {_BEYOND}"},
+    {"set": {"label_smoothing": 1e-50}, "text": f"label_smoothing is 1e-50, {_BEYOND}"},
+    {"set": {"z_loss": -1e39}, "text": f"z_loss is -1e+39, {_BEYOND}"},
+    {"set": {"logit_scale": 1e39}, "text": f"logit_scale is 1e+39, {_BEYOND}"},
+    {"set": {"softcap": 1e300}, "text": f"softcap is 1e+300, {_BEYOND}"},
+]
 VALUES = json.loads((_FOLDER / "policy_values.json").read_text())
 BY_NAME = [", ".join(f"{word} {value}" for word, value in policy["set"].items()) for policy in TABLE]
 

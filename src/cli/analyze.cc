@@ -179,7 +179,7 @@ int analyze(AnalyzeOptions& options) {
   if (const Status s = read_orders(options, problem.vocab, to); !s.ok()) return report(s);
   const Result<Machine> machine = options.problem.machine();
   if (!machine.ok()) return report(machine.status());
-  to.threads = options.problem.threads;
+  to.threads = options.problem.limits().threads;
   if (isatty(STDERR_FILENO) != 0) to.progress = show_progress;
   const Result<analysis::Report> result = analysis::analyze(problem, inputs.inputs, machine.value(), to);
   if (!result.ok()) return report(result.status());
@@ -240,8 +240,9 @@ void add_analyze(CLI::App& app, int& code) {
   command->add_option("--head-layout", options.problem.head_layout, "C is [V, D] (vd) or [D, V] (dv)")
       ->check(layout_names())
       ->capture_default_str();
-  command->add_option("--softcap", options.problem.softcap, "cap * tanh(logit / cap)");
+  command->add_option("--softcap", options.problem.softcap, "cap * tanh(logit / cap)")->check(float32("softcap"));
   command->add_option("--logit-scale", options.problem.logit_scale, "Of the logits before softcap")
+      ->check(float32("logit_scale"))
       ->capture_default_str();
   command->add_option("--ignore-index", options.problem.ignore_index, "Label of a token that does not count")
       ->capture_default_str();

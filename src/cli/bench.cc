@@ -14,7 +14,7 @@
 namespace cutloss::cli {
 namespace {
 
-int bench(const ProblemOptions& options, int reps, std::uint64_t seed, bool json) {
+int bench(const ProblemOptions& options, std::int64_t reps, std::uint64_t seed, bool json) {
   const Result<Machine> machine = options.machine();
   if (!machine.ok()) return report(machine.status());
   const Result<Plan> made = make_plan(options.problem(), options.limits(), machine.value());
@@ -38,7 +38,7 @@ int bench(const ProblemOptions& options, int reps, std::uint64_t seed, bool json
   }
 
   std::vector<double> seconds;
-  for (int rep = 0; rep < reps; ++rep) {
+  for (std::int64_t rep = 0; rep < reps; ++rep) {
     const auto start = std::chrono::steady_clock::now();
     const Status status = run_once(plan, a);
     if (!status.ok()) return report(status);
@@ -92,15 +92,13 @@ void add_bench(CLI::App& app, int& code) {
       "  cutloss bench --n 1024 --v 262144 --d 640 --dtype bf16 --frozen\n"
       "  cutloss bench --n 512 --v 32768 --d 640 --mode recompute --threads 1 --reps 11 --json");
   static ProblemOptions options;
-  static int reps = 5;
+  static std::int64_t reps = 5;
   static std::uint64_t seed = 1;
   static bool json = false;
   options.add_shape(*command);
   options.add_objective(*command);
   options.add_limits(*command);
-  command->add_option("--reps", reps, "Timed runs, after one to warm up")
-      ->check(at_least(1))
-      ->capture_default_str();
+  command->add_option("--reps", reps, "Timed runs, after one to warm up")->check(at_least(1))->capture_default_str();
   command->add_option("--seed", seed, "Of the data")->capture_default_str();
   command->add_flag("--json", json, "Print JSON");
   command->callback([&code] { code = bench(options, reps, seed, json); });

@@ -22,7 +22,7 @@ struct LossOptions {
   std::uint64_t seed = 0;
   std::int64_t shift = 0, sequence = 0;
   bool nan_labels = false, no_gradient = false, compensated = false;
-  int reps = 1;
+  std::int64_t reps = 1;
   bool json = false;
 };
 
@@ -47,10 +47,16 @@ Status read_metrics(const LossOptions& options, Metrics& to) {
       to.mean_logits = true;
     } else if (metric.starts_with(kTopK)) {
       const char* const end = metric.data() + metric.size();
-      const auto [stop, error] = std::from_chars(metric.data() + kTopK.size(), end, to.top_k);
-      if (error != std::errc() || stop != end || to.top_k < 1) {
+      std::int64_t k = 0;
+      const auto [stop, error] = std::from_chars(metric.data() + kTopK.size(), end, k);
+      if (error != std::errc() || stop != end || k < 1) {
         return bad(fmt::format("--metrics: '{}' is none; k is a number, 1 or more: top_k=5", metric));
       }
+      if (to.top_k > 0 && to.top_k != k) {
+        return bad(
+            fmt::format("--metrics: '{}' beside top_k={}; one k is wanted, the larger has both", metric, to.top_k));
+      }
+      to.top_k = k;
     } else {
       return bad(fmt::format(
           "--metrics: '{}' is not one of entropy, argmax, correct, rank, mean_logits, top_k=5 (commas between)",
@@ -161,7 +167,7 @@ void print_as_json(const Plan& plan, const LossResults& r, double seconds) {
   print_json(out);
 }
 
-void print_as_text(const Plan& plan, const LossResults& r, double seconds, int reps) {
+void print_as_text(const Plan& plan, const LossResults& r, double seconds, std::int64_t reps) {
   const Problem& p = r.problem;
   std::vector<std::pair<std::string, std::string>> facts;
   if (p.reduction == Reduction::none) {
@@ -212,7 +218,7 @@ int loss(const LossOptions& options) {
   const Outputs outputs = results.outputs();
   std::vector<std::byte> workspace(plan->workspace_bytes);
   double seconds = std::numeric_limits<double>::infinity();
-  for (int rep = 0; rep < options.reps; ++rep) {
+  for (std::int64_t rep = 0; rep < options.reps; ++rep) {
     results.restart();
     const auto start = std::chrono::steady_clock::now();
     const Status status = run(plan.value(), inputs.inputs, outputs, workspace);

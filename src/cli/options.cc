@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "src/cli/options.h"
+#include "src/problem/resolve.h"
 
 namespace cutloss::cli {
 namespace {
@@ -72,6 +73,15 @@ CLI::Validator at_least(int low) {
   return CLI::Validator(check, fmt::format("FROM {}", low), "at_least");
 }
 
+CLI::Validator float32(const char* argument) {
+  const auto check = [argument](std::string& text) {
+    double value = 0;
+    if (!CLI::detail::lexical_cast(text, value)) return std::string();  // is no number, which is said elsewhere
+    return float_from(argument, value).status().message();
+  };
+  return CLI::Validator(check, "", "float32");
+}
+
 void refuse_numbers_beyond_64_bits(CLI::App& app) {
   for (CLI::Option* const option : app.get_options()) {
     const std::string type = option->get_type_name();
@@ -114,7 +124,7 @@ void ProblemOptions::add_objective(CLI::App& command) {
   command.add_option("--head-layout", head_layout, "C is [V, D] (vd) or [D, V] (dv)")
       ->check(layout_names())
       ->capture_default_str();
-  command.add_option("--softcap", softcap, "cap * tanh(logit / cap)");
+  command.add_option("--softcap", softcap, "cap * tanh(logit / cap)")->check(float32("softcap"));
   command.add_option("--reduction", reduction, "Of the tokens' losses")
       ->check(reduction_names())
       ->capture_default_str();
@@ -123,18 +133,23 @@ void ProblemOptions::add_objective(CLI::App& command) {
 }
 
 void ProblemOptions::add_terms(CLI::App& command) {
-  command.add_option("--logit-scale", logit_scale, "Of the logits before bias and softcap")->capture_default_str();
-  command.add_option("--label-smoothing", label_smoothing, "Share of the loss spread over all ids")
+  command.add_option("--logit-scale", logit_scale, "Of the logits before bias and softcap")
+      ->check(float32("logit_scale"))
       ->capture_default_str();
-  command.add_option("--z-loss", z_loss, "Coefficient of lse^2")->capture_default_str();
+  command.add_option("--label-smoothing", label_smoothing, "Share of the loss spread over all ids")
+      ->check(float32("label_smoothing"))
+      ->capture_default_str();
+  command.add_option("--z-loss", z_loss, "Coefficient of lse^2")->check(float32("z_loss"))->capture_default_str();
 }
 
 void ProblemOptions::add_filter(CLI::App& command) {
   command.add_option("--filter", filter, "certified: drops and bounds the error; unbiased: right on average; tile")
       ->check(filter_names())
       ->capture_default_str();
-  command.add_option("--tolerance", tolerance, "What it may cost a row; rows over it are done exactly");
-  command.add_option("--epsilon", epsilon, "In its place: the probability below which entries are filtered");
+  command.add_option("--tolerance", tolerance, "What it may cost a row; rows over it are done exactly")
+      ->check(float32("tolerance"));
+  command.add_option("--epsilon", epsilon, "In its place: the probability below which entries are filtered")
+      ->check(float32("epsilon"));
 }
 
 void ProblemOptions::add_limits(CLI::App& command) {
@@ -166,9 +181,10 @@ Problem ProblemOptions::problem() const {
   return problem;
 }
 
-Limits ProblemOptions::limits() const { return {parse_mode(mode), budget, threads}; }
+Limits ProblemOptions::limits() const { return {parse_mode(mode), budget, static_cast<int>(threads)}; }
 
 Result<Machine> ProblemOptions::machine() const {
+  if (Status s = validate_threads(threads); !s.ok()) return s;
   Result<Machine> machine = Machine::detect();
   if (machine.ok() && machine->tuning_note.starts_with("ignored")) {
     fmt::print(stderr, "cutloss: warning: {}\n", machine->tuning_note);

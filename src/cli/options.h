@@ -23,7 +23,7 @@ struct ProblemOptions {
   float logit_scale = 1, label_smoothing = 0, z_loss = 0;
   std::string filter = "none";
   std::optional<std::uint64_t> budget;
-  int threads = 0;
+  std::int64_t threads = 0;
   bool frozen = false;
 
   void add_shape(CLI::App& command);      // --n --v --d --dtype --e-dtype --c-dtype
@@ -32,9 +32,9 @@ struct ProblemOptions {
   void add_filter(CLI::App& command);     // --filter --tolerance --epsilon
   void add_limits(CLI::App& command);     // --mode --budget --threads --target
 
-  Problem problem() const;  // gradients: dE, and dC unless frozen; none in mode loss
-  Limits limits() const;
-  Result<Machine> machine() const;  // detected, with --target in place of its target
+  Problem problem() const;          // gradients: dE, and dC unless frozen; none in mode loss
+  Result<Machine> machine() const;  // detected, with --target in place of its target; an error for bad --threads
+  Limits limits() const;            // after machine()
 };
 
 // Validators with the names that name() gives.
@@ -46,6 +46,9 @@ CLI::Validator filter_names();
 
 // CLI11's own says what a number may be with all 309 digits of the largest double.
 CLI::Validator at_least(int low);
+
+// Checks that a number is one of float32, not 0 or infinite there; argument: its field's name.
+CLI::Validator float32(const char* argument);
 
 // Adds to every option that takes a whole number the check that it fits 64 bits: CLI11 would take the nearest that
 // does.

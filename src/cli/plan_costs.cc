@@ -47,7 +47,7 @@ class Table {
     Result<Machine> machine = asked_.machine();
     if (!machine.ok()) return machine.status();
     machine_ = std::move(machine.value());
-    if (asked_.threads > 0) machine_.threads = asked_.threads;
+    if (asked_.threads > 0) machine_.threads = asked_.limits().threads;
     const Problem problem = asked_.problem();
     if (problem.tokens < 1) {
       return {StatusCode::invalid_argument, fmt::format("--n {}: nothing to do, give at least 1", problem.tokens)};
@@ -156,7 +156,7 @@ class Table {
     a.workspace.resize(row.plan->workspace_bytes);
     FilterReport report;
     std::vector<double> seconds;
-    for (int rep = 0; rep <= options_.reps; ++rep) {  // the first to warm up
+    for (std::int64_t rep = 0; rep <= options_.reps; ++rep) {  // the first to warm up
       const auto start = std::chrono::steady_clock::now();
       const Status status = run(*row.plan, {.e = a.e.data(), .c = a.c.data(), .labels = a.labels.data()},
                                 {.loss = p.reduction == Reduction::none ? a.losses.data() : &a.loss,

@@ -15,7 +15,7 @@ struct CostOptions {
   std::string machine = "here";
   std::optional<double> kept_share, redone_share;
   std::vector<double> infer;
-  int reps = 3;
+  std::int64_t reps = 3;
 
   void add(CLI::App& command);
   bool wanted() const { return costs || !infer.empty(); }

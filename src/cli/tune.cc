@@ -24,7 +24,7 @@ constexpr std::int64_t kMaxTokens = 2048;  // no block is larger
 struct TuneOptions {
   ProblemOptions problem;
   double seconds = 0.5;
-  int reps = 3;
+  std::int64_t reps = 3;
   std::string file;
   bool dry_run = false, json = false;
 };
@@ -135,7 +135,7 @@ class Tuner {
                                                      knob.name, runner.blocks.*knob.size)};
       }
     }
-    for (int rep = 0; rep < options_.reps; ++rep) {
+    for (std::int64_t rep = 0; rep < options_.reps; ++rep) {
       for (Runner& runner : runners) {
         double seconds = 0;
         if (Status s = time(runner.plan, seconds); !s.ok()) return s;

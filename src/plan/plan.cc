@@ -27,7 +27,6 @@ constexpr std::int64_t kMaxChunkTokens = 2048;                  // more only cos
 constexpr std::int64_t kMaxChunkBytes = std::int64_t{1} << 30;  // of logits, likewise
 constexpr std::int64_t kSlicedTokens = 1024;                    // fewer tokens than this are also divided by vocabulary
 constexpr std::int64_t kMaxSlices = 16;
-constexpr int kMaxThreads = 1024;
 // Mode sparse: kept entries of the rows at hand, or the logits of the exact chunk behind it. A filter that keeps little
 // asks for less, but chunks of 48 tokens in place of 96 add to dC of a flat softmax twice as often: +15 % at V =
 // 262144.
@@ -304,9 +303,7 @@ Result<Plan> make_plan(const Problem& problem, const Limits& limits, const Machi
     return Status(StatusCode::unavailable,
                   text("kernel target \"", machine.target, "\" is not in this build or CPU; there are: ", names));
   }
-  if (limits.threads < 0 || limits.threads > kMaxThreads) {
-    return invalid("threads is ", limits.threads, "; it must be 0 (choose) to ", kMaxThreads);
-  }
+  if (Status s = validate_threads(limits.threads); !s.ok()) return s;
 
   const std::vector<Mode> legal = legal_modes(problem);
   if (limits.mode != Mode::automatic && std::find(legal.begin(), legal.end(), limits.mode) == legal.end()) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <string>
 
 #include "src/problem/resolve.h"
@@ -231,8 +232,13 @@ Status validate_targets(bool labels, bool soft_targets) {
 }
 
 Status validate_denominator(double denominator, Reduction reduction) {
+  // XLA has it in f32, where one below would be 0, the denominator of a loss of 0.
+  constexpr double kLeast = std::numeric_limits<float>::min(), kMost = std::numeric_limits<float>::max();
   if (!(denominator >= 0 && std::isfinite(denominator))) {
     return invalid("denominator is ", denominator, "; it must be finite and 0 or more");
+  }
+  if (denominator != 0 && !(denominator >= kLeast && denominator <= kMost)) {
+    return invalid("denominator is ", denominator, "; it must be 0 or in [2^-126, 2^128), the range of float32");
   }
   if (reduction == Reduction::mean) return Status();
   return invalid("denominator is given with reduction \"", name(reduction), "\"; only \"mean\" has one");

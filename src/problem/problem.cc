@@ -153,6 +153,17 @@ Status check_filter(const Problem& p) {
 
 }  // namespace
 
+Status validate_threads(std::int64_t threads) {
+  if (threads >= 0 && threads <= kMaxThreads) return Status();
+  return invalid("threads is ", threads, "; it must be 0 (choose) to ", kMaxThreads);
+}
+
+Result<float> float_from(const char* argument, double value) {
+  const auto narrow = static_cast<float>(value);
+  if ((narrow != 0 || value == 0) && (std::isfinite(narrow) || !std::isfinite(value))) return narrow;
+  return invalid(argument, " is ", value, ", beyond float32; it must be 0 or of a size in [2^-149, 2^128)");
+}
+
 Strides e_strides(const Problem& problem) { return problem.e_strides.value_or(Strides{problem.hidden, 1}); }
 
 HeadStrides d_c_strides(const Problem& problem) {

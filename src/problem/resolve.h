@@ -76,6 +76,11 @@ Status validate_buffers(const Problem& problem, const Inputs& inputs, const Outp
 // Single rules, for front ends whose values no call of run() sees in time (JAX, while it traces).
 Status validate_targets(bool labels, bool soft_targets);
 Status validate_denominator(double denominator, Reduction reduction);
+// Of Limits; 64 bits, so that a front end need not cut what it was given to an int before.
+constexpr int kMaxThreads = 1024;
+Status validate_threads(std::int64_t threads);
+// An option of Problem that a front end has in double precision; an error if f32 would make it 0 or infinite.
+Result<float> float_from(const char* argument, double value);
 // What to say of an id that is out of range; text, since a uint64 fits no int64.
 Status bad_id(const std::string& what, const std::string& id, std::int64_t vocab, std::int64_t ignore_index);
 

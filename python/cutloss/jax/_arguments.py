@@ -112,9 +112,12 @@ def denominator(value: Any, reduction: str) -> jax.Array | None:
     and the XLA lowering makes NaN."""
     if value is None:
         return None
-    array = floats("denominator", value, (), "a number")
-    _core.validate_denominator(float(value) if known(value) else 1.0, reduction)
-    return array
+    array = _reals("denominator", value, (), "a number")
+    _core.validate_denominator(float(array) if known(array) else 1.0, reduction)
+    narrow = jnp.asarray(array).astype(jnp.float32)
+    if known(array) or array.dtype != np.float64:
+        return narrow
+    return jnp.where((narrow == 0) & (array != 0), jnp.nan, narrow)
 
 
 def seed(value: Any) -> jax.Array:

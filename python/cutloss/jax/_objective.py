@@ -77,7 +77,8 @@ def prepare(options: Options, labels: jax.Array | None, cotangent: jax.Array, ex
         total = reduced.valid_count.astype(_F32) if plain else place.over_tokens(_sum(weights))
         given = extra.denominator
         if given is not None:
-            total = jnp.where(jnp.isfinite(given) & (given >= 0), given, jnp.nan)
+            taken = (given == 0) | ((given >= jnp.finfo(_F32).tiny) & jnp.isfinite(given))
+            total = jnp.where(taken, given, jnp.nan)
         reduced = reduced._replace(denominator=total)
     looked_at = valid & (scale != 0) & (bad | ~vanishes | needs_lse)
     bad = bad & looked_at
