@@ -60,7 +60,7 @@ def shaken(model):
     nnx.update(model, jax.tree.map(lambda x: x + 0.05 * rng.standard_normal(x.shape).astype(x.dtype), state))
 
 
-@pytest.mark.parametrize("rank", [4, 0])
+@pytest.mark.parametrize("rank", [4, pytest.param(0, marks=pytest.mark.long)])
 def test_rows_or_weights_are_not_those_of_the_run(tmp_path, quick_compilation, rank):
     settings = runs.settings(tmp_path, f"lora.rank={rank}", "lora.alpha=12")
     changed = finished(tmp_path / "run", settings, shaken)
