@@ -30,7 +30,8 @@ def search(monkeypatch):
 
 @pytest.mark.parametrize("budget", [0, 99, 100, 548, 1000, 5000, 9000, 33000, 10**6])
 @pytest.mark.parametrize(
-    "planned", [lambda b, c: 36 + b * c, lambda b, c: 10 + b * c * c // 100, lambda b, c: 1000 + b + c], ids=str
+    "planned", [lambda b, c: 36 + b * c, lambda b, c: 10 + b * c * c // 100, lambda b, c: 1000 + b + c],
+    ids=["tokens", "attention", "weights"]
 )
 def test_largest_context_of_every_batch_is_found_with_few_compilations(search, planned, budget):
     points, asked = search(planned, budget)
