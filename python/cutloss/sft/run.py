@@ -251,11 +251,15 @@ def make_mesh(config: Config) -> Any:
 
 def settings(path: Path) -> tuple[Config, models.Source]:
     """Returns the settings of the run in the folder `path`, and where its model came from; raises ConfigError."""
+    config = _config(path)
+    return config, models.find(config.model)
+
+
+def _config(path: Path) -> Config:
     file = path / "config.json"
     if not file.is_file():
         raise ConfigError(f"{path} holds no run; there is no config.json")
-    config = configuration.from_dict(json.loads(file.read_text()))
-    return config, models.find(config.model)
+    return configuration.from_dict(json.loads(file.read_text()))
 
 
 def answer(path: Path, texts: list[str]) -> list[str]:
@@ -272,9 +276,10 @@ def finished(path: Path) -> tuple[Config, models.Source, Any]:
     Raises:
         ConfigError: there is no finished run, or its model is not there any more.
     """
-    config, source = settings(path)
+    config = _config(path)
     if not (path / "summary.json").is_file():
         raise ConfigError(f"{path}: the run is not finished; there is no summary.json")
+    source = models.find(config.model)
     return config, source, models.load(source, config)
 
 
