@@ -122,7 +122,7 @@ class LossTask {
     const std::int64_t live = std::min(g_.panel, block.count - lane);
     observe_tile(context_, state.metrics, lane, live, z, tile.rows, tile.row, panel_state(state, lane), scratch);
     const SparsePanel filtered{block.first + lane, lane, live, range_first_};
-    if (flat) keep_tile(tile, filtered, scratch, state);
+    if (flat) rescale_dropped(filtered, scratch, state);
     if (sparse) {
       filter_tile(context_, tile, filtered, scratch, state);
     } else if (streams_d_e(p)) {

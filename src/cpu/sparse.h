@@ -29,8 +29,8 @@ void widen_tile(const Context& context, std::int64_t tile_row, std::int64_t rows
 // A tile that a panel meets, its softmax done without slopes: scratch.weights are masses.
 void filter_tile(const Context& context, const VocabTile& tile, const SparsePanel& panel, const LossScratch& scratch,
                  const LossState& state);
-// A tile that a flat panel meets: all of it counts as kept.
-void keep_tile(const VocabTile& tile, const SparsePanel& panel, const LossScratch& scratch, const LossState& state);
+// A tile that a flat panel meets: what was dropped before goes with the running maximum.
+void rescale_dropped(const SparsePanel& panel, const LossScratch& scratch, const LossState& state);
 
 // What the slices of a lane come to. `weight`: 1 / sum of exp(z - max).
 struct FilteredRow {

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "src/cpu/row_sums.h"
 #include "src/cpu/sparse.h"
@@ -52,6 +53,7 @@ class PanelFilter {
     for (std::int64_t i = 0; i < panel_.live; ++i) update_lane(i);
     const SparseEntries entries = panel_entries();
     std::int64_t stored = stored_so_far();
+    count_kept();
     const bool flat = keeps_too_much();
     filter_.flat[panel_.lane / g_.panel] = flat ? 1 : 0;
     if (flat && wants_head(p_)) return;
@@ -106,15 +108,18 @@ class PanelFilter {
     return *entry_end(tile_.index - 1);
   }
 
+  void count_kept() const {
+    for (std::int64_t i = 0; i < panel_.live; ++i) {
+      filter_.kept[panel_.lane + i] += static_cast<std::int64_t>(scratch_.parts[2 * g_.panel + i]);
+    }
+  }
+
   // Whether the panel, this tile's entries counted, is to be filtered no further. With a trainable head it is then left
   // to the exact mode; else the next tiles are added to dE by the exact mode's product, and nothing is lost.
   bool keeps_too_much() const {
     const std::int64_t capacity = context_.plan.panel_entries;
-    std::int64_t total = 0;
-    for (std::int64_t i = 0; i < panel_.live; ++i) {
-      filter_.kept[panel_.lane + i] += static_cast<std::int64_t>(scratch_.parts[2 * g_.panel + i]);
-      total += filter_.kept[panel_.lane + i];
-    }
+    const std::int64_t* const kept = filter_.kept + panel_.lane;
+    const std::int64_t total = std::accumulate(kept, kept + panel_.live, std::int64_t{0});
     // Until the running sums have settled more is kept than later on: 1/64 of the vocabulary is free, then twice the
     // even share. On a Gemma 3 270M head with English text 1/120 is too little for one panel of 128 at 2^-20.
     const std::int64_t tiles = slice_end() - slice_first();
@@ -233,11 +238,10 @@ void filter_tile(const Context& context, const VocabTile& tile, const SparsePane
   PanelFilter(context, tile, panel, scratch, state).run();
 }
 
-void keep_tile(const VocabTile& tile, const SparsePanel& panel, const LossScratch& scratch, const LossState& state) {
+void rescale_dropped(const SparsePanel& panel, const LossScratch& scratch, const LossState& state) {
   for (std::int64_t i = 0; i < panel.live; ++i) {
     state.filter.below[panel.lane + i] *= scratch.rescale[i];
     state.filter.below_error[panel.lane + i] *= scratch.rescale[i];
-    state.filter.kept[panel.lane + i] += tile.rows;
   }
 }
 

@@ -209,6 +209,8 @@ void append(const Cost& more, Cost& cost) {
   cost.list[cost.size++] = all;
 }
 
+bool leaves_rows(const Problem& p, const Kept& kept) { return kept.redone > 0 && !finishes_flat_rows(p); }
+
 // The rows that mode sparse leaves, as a problem of their own.
 Problem redone_rows(const Problem& p, const Kept& kept) {
   Problem rest = p;
@@ -300,7 +302,7 @@ Cost predict(const Problem& problem, const Schedule& schedule, const Speeds& spe
 
 Cost predict(const Plan& plan, const Speeds& speeds, const Kept& kept) {
   Cost cost = predict(plan.problem, schedule_of(plan), speeds, kept);
-  if (plan.exact && kept.redone > 0 && !finishes_flat_rows(plan.problem)) {
+  if (plan.exact && leaves_rows(plan.problem, kept)) {
     const Problem rest = redone_rows(plan.problem, kept);
     Schedule schedule = schedule_of(*plan.exact);
     schedule.at_once = std::min(schedule.at_once, rest.tokens);
@@ -311,7 +313,7 @@ Cost predict(const Plan& plan, const Speeds& speeds, const Kept& kept) {
 
 Cost predict_on(const Problem& problem, Mode mode, const Speeds& speeds, const Kept& kept) {
   Cost cost = predict(problem, schedule_on(problem, mode, speeds), speeds, kept);
-  if (mode == Mode::sparse && kept.redone > 0 && !finishes_flat_rows(problem)) {
+  if (mode == Mode::sparse && leaves_rows(problem, kept)) {
     const Problem rest = redone_rows(problem, kept);
     append(predict_on(rest, legal_modes(rest).front(), speeds), cost);
   }
