@@ -1,137 +1,21 @@
 // Every allocation of every entry point fails once: the call says "out of memory", has written nothing and leaks
-// nothing, and the next call works. Nor does an analysis hold what grows with tokens x vocabulary. A program of its own,
-// since it replaces operator new.
+// nothing, and the next call works.
 #include <gtest/gtest.h>
-#include <malloc.h>
 
-#include <atomic>
-#include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <new>
 #include <string>
 #include <vector>
 
-#include "cutloss/cutloss.h"
-#include "cutloss/cutloss.hpp"
-#include "src/analysis/analysis.h"
-
-namespace {
-
-std::atomic<bool> armed{false};
-std::atomic<std::int64_t> count{0};         // allocations since arm()
-std::atomic<std::int64_t> fails_from{-1};   // the first of them that fails; -1: none
-std::atomic<std::int64_t> fails_until{-1};  // and the one behind the last
-std::atomic<std::int64_t> live{0};
-std::atomic<std::int64_t> live_bytes{0}, most_bytes{0};  // most_bytes: since it was set
-
-void* allocate(std::size_t size, std::size_t alignment) {
-  if (armed) {
-    const std::int64_t at = count++;
-    if (at >= fails_from && at < fails_until) return nullptr;
-  }
-  void* const memory = alignment <= alignof(std::max_align_t)
-                           ? std::malloc(size == 0 ? 1 : size)
-                           : std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-  if (memory == nullptr) return nullptr;
-  ++live;
-  const std::int64_t bytes = live_bytes += static_cast<std::int64_t>(malloc_usable_size(memory));
-  for (std::int64_t most = most_bytes; bytes > most && !most_bytes.compare_exchange_weak(most, bytes);) continue;
-  return memory;
-}
-
-void* allocate_or_throw(std::size_t size, std::size_t alignment) {
-  if (void* const memory = allocate(size, alignment)) return memory;
-  throw std::bad_alloc();
-}
-
-void release(void* memory) {
-  if (memory == nullptr) return;
-  --live;
-  live_bytes -= static_cast<std::int64_t>(malloc_usable_size(memory));
-  std::free(memory);
-}
-
-constexpr std::size_t kPlain = alignof(std::max_align_t);
-
-}  // namespace
-
-void* operator new(std::size_t size) { return allocate_or_throw(size, kPlain); }
-void* operator new[](std::size_t size) { return allocate_or_throw(size, kPlain); }
-void* operator new(std::size_t size, std::align_val_t a) { return allocate_or_throw(size, std::size_t(a)); }
-void* operator new[](std::size_t size, std::align_val_t a) { return allocate_or_throw(size, std::size_t(a)); }
-void* operator new(std::size_t size, const std::nothrow_t&) noexcept { return allocate(size, kPlain); }
-void* operator new[](std::size_t size, const std::nothrow_t&) noexcept { return allocate(size, kPlain); }
-void operator delete(void* memory) noexcept { release(memory); }
-void operator delete[](void* memory) noexcept { release(memory); }
-void operator delete(void* memory, std::size_t) noexcept { release(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { release(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { release(memory); }
-void operator delete[](void* memory, std::align_val_t) noexcept { release(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { release(memory); }
-void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { release(memory); }
-void operator delete(void* memory, const std::nothrow_t&) noexcept { release(memory); }
-void operator delete[](void* memory, const std::nothrow_t&) noexcept { release(memory); }
+#include "tests/trust/failing_new.h"
 
 namespace cutloss {
 namespace {
 
-enum class Outcome { ok, expected_error, out_of_memory, wrong };
-
-Outcome outcome_of(const Status& status, StatusCode expected = StatusCode::ok) {
-  if (status.code() == expected) return expected == StatusCode::ok ? Outcome::ok : Outcome::expected_error;
-  return status.code() == StatusCode::out_of_memory ? Outcome::out_of_memory : Outcome::wrong;
-}
-
-Outcome outcome_of(cutloss_status status, cutloss_status expected = CUTLOSS_OK) {
-  if (status != CUTLOSS_OK && *cutloss_last_error() == 0) return Outcome::wrong;
-  if (status == expected) return expected == CUTLOSS_OK ? Outcome::ok : Outcome::expected_error;
-  return status == CUTLOSS_OUT_OF_MEMORY ? Outcome::out_of_memory : Outcome::wrong;
-}
-
-Outcome with_failures(std::int64_t from, std::int64_t until, const std::function<Outcome()>& call) {
-  count = 0;
-  fails_from = from;
-  fails_until = until;
-  armed = true;
-  const Outcome outcome = call();
-  armed = false;
-  return outcome;
-}
-
-// Fails allocation k alone, and k with all that follow, for every k. call() makes one call of the library; check(ok)
-// looks at what it left, ok: whether it did its work. Returns the number of allocations.
-std::int64_t fail_each(
-    const std::function<Outcome()>& call, const std::function<void(bool)>& check = [](bool) {}) {
-  EXPECT_NE(with_failures(-1, -1, call), Outcome::wrong);
-  const std::int64_t allocations = count;
-  check(true);
-  std::int64_t refused = 0;
-  for (std::int64_t k = 0; k < allocations; ++k) {
-    for (const std::int64_t until : {k + 1, std::int64_t{1} << 60}) {
-      const std::int64_t before = live;
-      const Outcome outcome = with_failures(k, until, call);
-      EXPECT_EQ(live, before) << "leaked; allocation " << k << " of " << allocations;
-      EXPECT_NE(outcome, Outcome::wrong) << "allocation " << k << " of " << allocations;
-      refused += outcome == Outcome::out_of_memory;
-      check(outcome != Outcome::out_of_memory);
-    }
-  }
-  const Outcome again = with_failures(-1, -1, call);
-  EXPECT_TRUE(again == Outcome::ok || again == Outcome::expected_error);
-  check(true);
-  if (allocations > 0) {
-    EXPECT_GT(refused, 0);
-  }
-  return allocations;
-}
-
-Machine machine() {
-  Machine m;
-  m.target = available_targets().front();
-  m.threads = 3;
-  return m;
-}
+using testing::armed;
+using testing::fail_each;
+using testing::machine;
+using testing::Outcome;
+using testing::outcome_of;
 
 enum class Kind { smoothed, certified, unbiased, tile };
 constexpr Kind kKinds[] = {Kind::smoothed, Kind::certified, Kind::unbiased, Kind::tile};
@@ -314,91 +198,6 @@ TEST(Allocation, LearnVocabOrderThrowsOrWritesHalfAnOrder) {
                         order.assign(90, -9);
                       }),
             0);
-}
-
-// Every number of a report that comes of another pass.
-std::vector<double> numbers_of(const analysis::Report& r) {
-  std::vector<double> all = {r.nll, r.ranks.back().cumulative, static_cast<double>(r.maps[0].log2[0])};
-  for (const auto& below : r.below) all.push_back(below.mass_mean);
-  for (const auto& order : r.orders) all.insert(all.end(), order.tiles.begin(), order.tiles.end());
-  for (const auto& errors : r.errors) {
-    for (const auto& e : errors.d_e) all.push_back(e.relative);
-    for (const auto& e : errors.d_c) all.push_back(e.relative);
-  }
-  for (const auto& v : r.variants) all.insert(all.end(), {v.d_e.relative, v.d_c.relative});
-  for (const auto& t : r.tolerances) all.insert(all.end(), {t.kept, t.d_e.relative, t.d_c.relative});
-  return all;
-}
-
-TEST(Allocation, AnalyzeEndsTheProcessOrReportsHalfOfWhatItFound) {
-  const Small small;
-  const Machine m = machine();
-  Problem p;
-  p.tokens = 7, p.vocab = 30, p.hidden = 5;
-  Inputs in = small.inputs();
-  std::vector<std::int64_t> labels = {3, 9, 29, 0, 1, 17, 8};
-  in.labels = labels.data();
-  analysis::Options o;
-  o.tile_tokens = 4, o.tile_vocab = 16;
-  o.exponents = {3, 6};
-  o.temperatures = {0.5};
-  o.tolerances = {0.05f};
-  for (const int threads : {1, 2}) {
-    o.threads = threads;
-    const std::vector<double> want = numbers_of(analysis::analyze(p, in, m, o).value());
-    EXPECT_GT(fail_each([&] {
-                const Result<analysis::Report> got = analysis::analyze(p, in, m, o);
-                armed = false;
-                return got.ok() && numbers_of(got.value()) != want ? Outcome::wrong : outcome_of(got.status());
-              }),
-              100);
-  }
-  labels[2] = 30;
-  const std::string refusal = analysis::analyze(p, in, m, o).status().message();
-  EXPECT_GT(fail_each([&] {
-              const Result<analysis::Report> got = analysis::analyze(p, in, m, o);
-              armed = false;
-              const bool half = got.status().code() == StatusCode::invalid_argument && got.status().message() != refusal;
-              return half ? Outcome::wrong : outcome_of(got.status(), StatusCode::invalid_argument);
-            }),
-            0);
-}
-
-// The most that an analysis holds at a time, of a problem of this size and with these sections.
-std::int64_t held_bytes(std::int64_t tokens, std::int64_t vocab, const analysis::Sections& sections) {
-  Problem p;
-  p.tokens = tokens, p.vocab = vocab, p.hidden = 3;
-  std::vector<float> e(static_cast<std::size_t>(tokens * 3), 0.5f), c(static_cast<std::size_t>(vocab * 3), -0.25f);
-  const std::vector<std::int64_t> labels(static_cast<std::size_t>(tokens), 7);
-  analysis::Options o;
-  o.tile_tokens = 16, o.tile_vocab = 32;
-  o.exponents = {4, 8};
-  o.temperatures = {1, 0.5};
-  o.threads = 1;
-  o.sections = sections;
-  const std::int64_t before = live_bytes;
-  most_bytes = before;
-  const Result<analysis::Report> got = analysis::analyze(p, {e.data(), c.data(), labels.data()}, machine(), o);
-  EXPECT_TRUE(got.ok()) << got.status().message();
-  return most_bytes - before;
-}
-
-// What is held is a + b N + c V in each pass: of twice the tokens and ids no more than twice as much. Sections apart, so
-// that no pass hides behind a larger one. What the library's own filters take (tolerance) is the plan's to say.
-TEST(Allocation, AnalysisHoldsWhatGrowsWithTokensTimesVocabulary) {
-  constexpr std::int64_t kTokens = 256, kVocab = 4096;
-  using analysis::Sections;
-  for (bool Sections::*const section : {&Sections::mass, &Sections::shares, &Sections::map, &Sections::d_e, &Sections::d_c}) {
-    Sections sections{false, false, false, false, false, false, false, false};
-    sections.*section = true;
-    sections.temperature = sections.shares;
-    sections.variants = sections.d_e || sections.d_c;
-    const std::int64_t once = held_bytes(kTokens, kVocab, sections);
-    const std::int64_t twice = held_bytes(2 * kTokens, 2 * kVocab, sections);
-    EXPECT_LE(twice, 2 * once);
-    // The test would see one byte for each of 4 entries: 4 x that against 2 x that and the constant part.
-    EXPECT_LT(once, kTokens * kVocab / 2) << "too large a constant to see anything";
-  }
 }
 
 // Planning and running a problem with all its options through cutloss.h.
