@@ -24,9 +24,7 @@ def arrays(folder: Path, tokens: int) -> Iterator[tuple[str, sources.Arrays]]:
     """
     config, source, model = run.finished(folder)  # the model is the base model yet
     tokenizer = models.load_tokenizer(source)
-    path = Path(config.data.path).expanduser() if config.data.path else None
-    pairs, whence = data.load(path, config.data.source, config.data.target)
-    _, held_out = data.split(pairs, config.data.held_out_one_in)
+    _, held_out, whence = data.of(config.data)
     encoded = (data.encode(pair, tokenizer, config.train.context, config.data.prompt) for pair in held_out)
     rows = first_targets((example for example in encoded if example is not None), tokens)
     if not rows:

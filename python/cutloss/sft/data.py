@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .config import PROMPT
+from .config import PROMPT, Data
 from .paths import cache_dir
 
 CATALOGUES = (Path("/usr/share/locale/fr/LC_MESSAGES"), Path("/usr/share/locale-langpack/fr/LC_MESSAGES"))
@@ -106,6 +106,13 @@ def split(pairs: Iterable[Pair], one_in: int = HELD_OUT_ONE_IN) -> tuple[list[Pa
         digest = hashlib.blake2b(pair.source.encode(), digest_size=8).digest()
         sides[int.from_bytes(digest, "little") % one_in == 0].append(pair)
     return sides
+
+
+def of(settings: Data) -> tuple[list[Pair], list[Pair], str]:
+    """Returns the (training, held-out) pairs of a run's settings, and whence they are; raises as `load` does."""
+    path = Path(settings.path).expanduser() if settings.path else None
+    pairs, whence = load(path, settings.source, settings.target)
+    return *split(pairs, settings.held_out_one_in), whence
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------

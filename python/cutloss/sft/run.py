@@ -77,9 +77,7 @@ class _Run:
 
     def read_data(self) -> None:
         settings, train = self.config.data, self.config.train
-        path = Path(settings.path).expanduser() if settings.path else None
-        pairs, self.whence = data.load(path, settings.source, settings.target)
-        training, self.held_out = data.split(pairs, settings.held_out_one_in)
+        training, self.held_out, self.whence = data.of(settings)
         sizes = {"batch": train.batch, "context": train.context, "template": settings.prompt}
         self.batches, self.dropped = data.batches(
             training,
