@@ -42,10 +42,12 @@ Status check(const Problem& problem, const Options& options) {
   if (options.tile_vocab < 1 || options.tile_vocab > 65536) {
     return invalid("tile_vocab is ", options.tile_vocab, "; it must be in [1, 65536]");
   }
-  if (options.sample_tokens < 0) return invalid("sample_tokens is ", options.sample_tokens, "; it must be 0 (all) or more");
+  if (options.sample_tokens < 0)
+    return invalid("sample_tokens is ", options.sample_tokens, "; it must be 0 (all) or more");
   for (const double value : options.temperatures) {
     // Below 2^-20, log2 p of the other entries is beyond anything that an epsilon asks for.
-    if (!(value >= 0x1p-20 && value <= 0x1p20)) return invalid("temperatures has ", value, "; it must be in [2^-20, 2^20]");
+    if (!(value >= 0x1p-20 && value <= 0x1p20))
+      return invalid("temperatures has ", value, "; it must be in [2^-20, 2^20]");
   }
   for (const float value : options.tolerances) {
     if (!(value > 0 && value < 1)) return invalid("tolerances has ", value, "; it must be in (0, 1)");

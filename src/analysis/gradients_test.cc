@@ -222,10 +222,11 @@ TEST(AnalysisVariants, AreTheRoundedSumsOfTilesInTheirOrder) {
     ASSERT_EQ(report.variants.size(), 6u);
     double plain_bf16 = 0;
     for (const auto& variant : report.variants) {
-      const Wanted want = compare(summed(x, variant.filtered ? left : x.g, order, options, variant.sums, of_table), exact);
+      const Wanted want =
+          compare(summed(x, variant.filtered ? left : x.g, order, options, variant.sums, of_table), exact);
       const GradientError& got = of_table ? variant.d_c : variant.d_e;
-      const std::string what = std::string(name(variant.sums)) + (variant.filtered ? " filtered" : " all") +
-                               (of_table ? " dC" : " dE");
+      const std::string what =
+          std::string(name(variant.sums)) + (variant.filtered ? " filtered" : " all") + (of_table ? " dC" : " dE");
       EXPECT_NEAR(got.relative, want.relative, one_step) << what;
       EXPECT_NEAR(got.cosine, want.cosine, one_step * (want.relative + one_step)) << what;
       if (variant.filtered) continue;

@@ -76,11 +76,12 @@ Status Tiles::take_rows(const Inputs& inputs, const Options& options) {
     if (labels[i] == problem_.ignore_index) continue;
     if (labels[i] < 0 || labels[i] >= problem_.vocab) {
       return invalid("labels[", i, "] is ", labels[i], ", outside [0, ", problem_.vocab, ") and not ignore_index (",
-                 problem_.ignore_index, ")");
+                     problem_.ignore_index, ")");
     }
     valid.push_back(i);
   }
-  if (valid.empty()) return invalid("no token counts: labels holds nothing but ignore_index (", problem_.ignore_index, ")");
+  if (valid.empty())
+    return invalid("no token counts: labels holds nothing but ignore_index (", problem_.ignore_index, ")");
   valid_ = static_cast<std::int64_t>(valid.size());
   const std::int64_t take = options.sample_tokens > 0 ? std::min(options.sample_tokens, valid_) : valid_;
   const std::int64_t runs = ceil_div(take, tile_tokens_);
@@ -220,7 +221,7 @@ Status Tiles::find_softmax() {
   for (std::int64_t i = 0; i < tokens(); ++i) {
     if (std::isfinite(softmax(0, i).lse)) continue;
     return invalid("the logits of row ", caller_row(i), " are not finite: look for NaN or infinity in hidden[",
-               caller_row(i), "] or in the table");
+                   caller_row(i), "] or in the table");
   }
   return Status();
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import published
 from .cells import GIB, Record, Table
 
+
 def parity(records: list[Record]) -> Table:
     rows = []
     for one in records:

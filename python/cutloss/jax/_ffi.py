@@ -80,6 +80,7 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
     tokens, vocab = fields["tokens"], fields["vocab"]
     filtered = "filter" in fields
     nothing = jnp.zeros((0,), jnp.float32)
+    order = _words(extra.vocab_order) if filtered and extra.vocab_order is not None else nothing
 
     def given(array: jax.Array | None) -> jax.Array:
         return nothing if array is None else array
@@ -112,7 +113,7 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
         vary_like(value, x) for value in call(
             x, w, given(labels), cotangent, given(extra.bias), given(extra.token_weights), given(extra.class_weights),
             given(extra.lse_cotangent), given(extra.soft_ids), given(extra.soft_probabilities),
-            given(_words(extra.vocab_order) if filtered and extra.vocab_order is not None else None), given(extra.denominator).reshape(-1), given(extra.seed),
+            order, given(extra.denominator).reshape(-1), given(extra.seed),
             **attributes, has_bias=extra.bias is not None, has_labels=labels is not None,
             target=machine.target, machine_threads=np.int64(machine.threads), l1_bytes=np.int64(machine.l1_bytes),
             l2_bytes=np.int64(machine.l2_bytes), l3_bytes=np.int64(machine.l3_bytes),
@@ -122,7 +123,8 @@ def evaluate(options: Options, wants: Wants, x: jax.Array, w: jax.Array, labels:
     metrics = {name: value for name, value in metrics.items() if name in options.metrics}
     if options.top_k:
         metrics |= {"top_k_ids": top_ids, "top_k_logprobs": top_logprobs}
-    metrics = {name: value[..., 0] if name in ("argmax", "rank", "top_k_ids") else value for name, value in metrics.items()}
+    for name in metrics.keys() & {"argmax", "rank", "top_k_ids"}:
+        metrics[name] = metrics[name][..., 0]
     return Values(loss if options.reduction == "none" else loss.reshape(()), nll, lse, jnp.zeros_like(lse),
                   d_x if wants.d_x else None, d_w if wants.d_w else None, d_bias if wants.d_bias else None, metrics)
 
