@@ -1,7 +1,9 @@
-"""PeftTrainer.train over 8 virtual devices: losses, evaluations and adapters are those of Tunix's own loss, and the user
-is told where Tunix does not split the batch."""
+"""PeftTrainer.train over 8 virtual devices, of one process and of two: losses, evaluations and adapters are those of
+Tunix's own loss, and the user is told where Tunix does not split the batch."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -30,3 +32,36 @@ def test_training_on_a_mesh_is_that_of_tunix_s_own_loss(case):
     assert found["worst"] <= 2e-5
     assert len(found["warnings"]) == len(TOLD[case])
     assert all(text.startswith(start) for text, start in zip(found["warnings"], TOLD[case], strict=True))
+
+
+@pytest.mark.long
+def test_two_hosts_train_otherwise_than_one():
+    """The rows of a batch come from two processes of 4 devices each; the same rows in one process of 8 are the measure."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+
+    def start(devices, **more):
+        environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), **more}
+        command = [sys.executable, str(SCRIPT), "fsdp"]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def result(process):
+        out, error = process.communicate(timeout=900)
+        assert process.returncode == 0, out + error[-3000:]
+        return json.loads(out.splitlines()[-1])
+
+    hosts = [start(4, TEST_PROCESSES=f"{address} 2 {number}") for number in (0, 1)]
+    try:
+        first, second = map(result, hosts)
+    finally:
+        for process in hosts:
+            process.kill()
+    alone = result(start(8))
+    for name in ("ours", "dense"):
+        assert first[name] == second[name]
+        for together, single in zip(first[name], alone[name], strict=True):
+            # Sums of at most 512 + 128 f32 terms each, in another order: 640 epsilon at worst, and two steps of it.
+            assert together == pytest.approx(single, rel=2 * 640 * 2**-24)
+    assert first["worst"] <= 2e-5 and first["norms"] == second["norms"] == pytest.approx(alone["norms"], rel=2e-5)
+    assert first["warnings"] == []

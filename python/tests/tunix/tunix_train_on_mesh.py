@@ -1,6 +1,8 @@
-"""Run in a process of its own with 8 virtual devices: whole runs of PeftTrainer on meshes, with its own loss and with ours.
+"""Run in a process of its own with virtual devices: whole runs of PeftTrainer on meshes, with its own loss and with ours.
 
     python tunix_train_on_mesh.py CASE...     prints a JSON object for each case of CASES
+
+With TEST_PROCESSES="HOST:PORT COUNT PROCESS" it is one of several hosts, and feeds its own rows of each batch.
 """
 
 import json
@@ -9,7 +11,7 @@ import sys
 import warnings
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["JAX_NUM_CPU_DEVICES"] = "8"
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")  # of each process
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
 import contextlib
@@ -38,11 +40,23 @@ CASES = {
 }
 
 
+def own_rows(batch):
+    """What a host's data loader gives it: Tunix puts the parts together over the first axes of the mesh."""
+    many, number = jax.process_count(), jax.process_index()
+    return jax.tree.map(lambda array: np.split(np.asarray(array), many)[number], batch) if many > 1 else batch
+
+
+def whole(leaf):
+    from jax.experimental import multihost_utils
+
+    return np.asarray(leaf if leaf.is_fully_addressable else multihost_utils.process_allgather(leaf, tiled=True))
+
+
 def train(case, patched):
     axes, settings, rows, how = CASES[case]
     mesh = mesh_of(**axes)
     model = models._spread(tiny.lora_model("gemma3", vocab=512), mesh)
-    data = [tiny.batch(rows=rows, vocab=512, seed=seed) for seed in range(2)]
+    data = [own_rows(tiny.batch(rows=rows, vocab=512, seed=seed)) for seed in range(2)]
     with mesh if how == "with" else jax.set_mesh(mesh), ct.patched() if patched else contextlib.nullcontext():
         trainer = tiny.trainer(model, optimizer=optax.sgd(0.1), evaluate_every=1, **settings)
         losses, evaluated = [], []
@@ -50,7 +64,7 @@ def train(case, patched):
         trainer._post_process_eval_step = lambda aux: evaluated.append(float(trainer._buffered_eval_metrics.losses[-1]))
         trainer.train(data, data[:1])
     assert trainer.train_steps == 2
-    return losses, evaluated, [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.to_pure_dict(nnx.state(model, nnx.LoRAParam)))]
+    return losses, evaluated, [whole(leaf) for leaf in jax.tree.leaves(nnx.to_pure_dict(nnx.state(model, nnx.LoRAParam)))]
 
 
 def run(case):
@@ -64,9 +78,13 @@ def run(case):
         for first, a, b in zip(start, dense[2], ours[2], strict=True)
     )
     told = sorted({str(w.message) for w in seen if issubclass(w.category, ct.CutLossWarning)})
-    return {"ours": ours[:2], "dense": dense[:2], "worst": worst, "warnings": told}
+    sums = [float(np.linalg.norm(leaf.astype(np.float64))) for leaf in ours[2]]
+    return {"ours": ours[:2], "dense": dense[:2], "worst": worst, "norms": sums, "warnings": told}
 
 
 if __name__ == "__main__":
+    if told := os.environ.get("TEST_PROCESSES"):
+        coordinator, count, number = told.split()
+        jax.distributed.initialize(coordinator, int(count), int(number), cluster_detection_method="deactivate")
     for name in sys.argv[1:]:
         print(json.dumps({"case": name, **run(name)}), flush=True)
