@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
+import itertools
 import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +118,9 @@ def _sweep(options: argparse.Namespace, console: Any) -> int:
                 print(json.dumps(record), flush=True)
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        make = runner.process_plan(options.timeout, options.host_memory)
-        run = runner.Runner(store, make, options.time_budget, options.retry, shown)
+        stop = threading.Event()
+        make = runner.process_plan(options.timeout, options.host_memory, stop)
+        run = runner.Runner(store, make, options.time_budget, options.retry, shown, options.jobs, stop)
         if options.command == "frontier":
             rows = _frontier(options, run)
         else:
@@ -139,13 +143,13 @@ def _points(options: argparse.Namespace) -> list[points.Point]:
 
 
 def _frontier(options: argparse.Namespace, run: runner.Runner) -> list[dict[str, Any]]:
-    rows = []
-    for arm in options.arms or sweeps.COMPARED:
-        for remat in options.remats or ("NONE",):
-            at = opts.point_of(options, arm=arm, remat=remat, batch=1, context=options.least)
-            found = runner.frontier(run, at, options.batches, options.least, options.most, options.step)
-            rows += [{"arm": arm, "remat": remat, "model": at.model, "mesh": at.mesh, "chip": at.chip, **row} for row in found]
-    return rows
+    def rows(arm: str, remat: str) -> list[dict[str, Any]]:
+        at = opts.point_of(options, arm=arm, remat=remat, batch=1, context=options.least)
+        found = runner.frontier(run, at, options.batches, options.least, options.most, options.step)
+        return [{"arm": arm, "remat": remat, "model": at.model, "mesh": at.mesh, "chip": at.chip, **row} for row in found]
+
+    wanted = itertools.product(options.arms or sweeps.COMPARED, options.remats or ("NONE",))
+    return [row for found in run.together(functools.partial(rows, *one) for one in wanted) for row in found]
 
 
 def _list(options: argparse.Namespace) -> int:

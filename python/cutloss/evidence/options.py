@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from .._options import size
+from .._options import count, size
 from . import points
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -60,6 +60,8 @@ def add_run(command: argparse.ArgumentParser) -> None:
     command.add_argument("--timeout", type=duration, default=3600.0, metavar="TIME", help="of a point (default 1h)")
     command.add_argument("--host-memory", type=size, metavar="BYTES", help="of this machine, for a point, such as 16GiB")
     command.add_argument("--time-budget", type=duration, metavar="TIME", help="begin no point after this, such as 90m")
+    command.add_argument("--jobs", type=count, default=1, metavar="N",
+                         help="points in work at once, about 2 GiB each for a 270M model (default 1)")  # fmt: skip
     command.add_argument("--retry", action="store_true", help="do again points that failed or were given up")
     command.add_argument("--json", action="store_true", help="records as JSON lines on stdout")
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,17 @@ PACKAGES = ("cutloss", "jax", "jaxlib", "libtpu", "google-tunix", "flax", "qwix"
 _POLL = 0.2
 
 
+class Stopped(Exception):
+    """The sweep was interrupted; there is no record of the point."""
+
+
 def run(
     point: Point,
     timeout: float,
     host_bytes: int | None = None,
     command: list[str] | None = None,
     environment: dict[str, str] = worker.ENVIRONMENT,
+    stop: threading.Event | None = None,
 ) -> dict[str, Any]:
     """Returns the point's record.
 
@@ -37,6 +43,7 @@ def run(
         host_bytes: resident size above which it is given up; None: no limit.
         command: program and first arguments instead of worker.py's.
         environment: variables over this process's.
+        stop: ends it when set, and raises Stopped.
     """
     start, peak, stopped = time.monotonic(), 0, None
     with tempfile.TemporaryDirectory() as folder:
@@ -51,6 +58,8 @@ def run(
             try:
                 while child.poll() is None and stopped is None:
                     time.sleep(_POLL)
+                    if stop is not None and stop.is_set():
+                        raise Stopped
                     peak = max(peak, _resident(child.pid))
                     if time.monotonic() - start > timeout:
                         stopped = ("timeout", f"given up after {timeout:.0f} s; --timeout sets the limit")

@@ -2,6 +2,7 @@
 
 import sys
 import textwrap
+import threading
 import time
 
 import made
@@ -67,6 +68,17 @@ def test_a_hanging_point_is_given_up(tmp_path):
 def test_a_growing_point_is_given_up(tmp_path):
     record = run(tmp_path, "x = bytearray(b'1' * (200 << 20)); time.sleep(60)", host_bytes=100 << 20)
     assert record["outcome"] == "host-memory" and "--host-memory" in record["message"]
+
+
+def test_an_interrupted_point_becomes_a_record(tmp_path):
+    stop = threading.Event()
+    threading.Timer(0.3, stop.set).start()
+    script = tmp_path / "worker.py"
+    script.write_text("import time; time.sleep(60)")
+    start = time.monotonic()
+    with pytest.raises(process.Stopped):
+        process.run(made.point(), 30.0, None, [sys.executable, str(script)], stop=stop)
+    assert time.monotonic() - start < 10
 
 
 def test_a_worker_ends_with_its_parent(tmp_path):

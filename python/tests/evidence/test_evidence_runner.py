@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import made
 import pytest
 
-from cutloss.evidence import runner, search, sweeps
+from cutloss.evidence import process, runner, search, sweeps
 from cutloss.evidence.records import Records, read
 
 
@@ -96,6 +97,65 @@ def test_the_time_budget_ends_before_a_point_and_keeps_what_is_done(tmp_path):
     assert 1 <= len(read(tmp_path / "records.jsonl")) <= 4
 
 
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_several_jobs_are_one(tmp_path, jobs):
+    """As many points are in work at once as was asked for, and the records come back in the order of the points."""
+    working, most, lock = 0, 0, threading.Lock()
+    meet = threading.Barrier(jobs)
+
+    def plan(point):
+        nonlocal working, most
+        with lock:
+            working += 1
+            most = max(most, working)
+        meet.wait(timeout=30)
+        with lock:
+            working -= 1
+        return made.ok(point)
+
+    points = [made.point(8 * k) for k in range(1, 7)]
+    with Records(tmp_path / "records.jsonl") as store:
+        found = runner.Runner(store, plan, jobs=jobs).all(points)
+    assert most == jobs and [one["key"] for one in found] == [point.key for point in points]
+    assert sorted(one["key"] for one in read(tmp_path / "records.jsonl")) == sorted(point.key for point in points)
+
+
+def test_time_that_runs_out_loses_what_is_in_work(tmp_path):
+    begun, stop = threading.Event(), threading.Event()
+
+    def plan(point):
+        if point.batch == 8:
+            begun.set()
+            if stop.wait(0.6):
+                raise process.Stopped
+        else:
+            begun.wait()
+            time.sleep(0.3)
+        return made.ok(point)
+
+    points = [made.point(8), made.point(16), made.point(32), made.point(64)]
+    with Records(tmp_path / "records.jsonl") as store, pytest.raises(runner.OutOfTime):
+        runner.Runner(store, plan, time_budget=0.2, jobs=2, stop=stop).all(points)
+    assert {one["key"] for one in read(tmp_path / "records.jsonl")} == {made.point(8).key, made.point(16).key}
+
+
+def test_an_interrupted_sweep_waits_for_its_jobs(tmp_path):
+    stop, ended = threading.Event(), []
+
+    def plan(point):
+        if point.batch == 8:
+            return made.ok(point)
+        if point.batch == 32:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        ended.append((point.batch, stop.wait(timeout=30)))
+        raise process.Stopped
+
+    with Records(tmp_path / "records.jsonl") as store, pytest.raises(KeyboardInterrupt):
+        runner.Runner(store, plan, jobs=2, stop=stop).all([made.point(batch) for batch in (8, 16, 32, 64, 128)])
+    assert sorted(ended) == [(16, True), (32, True)]
+    assert [one["key"] for one in read(tmp_path / "records.jsonl")] == [made.point(8).key]
+
+
 def test_the_command_says_how_it_ended(tmp_path, monkeypatch, capsys):
     """What a script sees: 3 where the time budget ended, 0 where all is done, 1 where a point was given up."""
     from cutloss.evidence import cli
@@ -145,6 +205,24 @@ def test_frontier_of_a_compiler_that_is_not_monotone_is(tmp_path):
 
     largest = [row["largest"] for row in frontier(tmp_path, plan)]
     assert largest == sorted(largest, key=lambda c: -(c or 0)) and largest[:2] == [1024, 512]
+
+
+def test_frontiers_of_several_jobs_are_mixed_up(tmp_path, monkeypatch, capsys):
+    from cutloss.evidence import cli
+
+    monkeypatch.setattr(runner, "process_plan", lambda *_: fake(8192))
+    monkeypatch.setattr(cli, "_need_compiler", lambda: None)
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    words = ["--out", str(tmp_path / "records.jsonl"), "--batches", "8,16", "--remats", "NONE,BLOCK", "--jobs", "3", "--json"]
+    assert cli.main(["frontier", *words]) == 0
+    rows = [row for row in map(json.loads, capsys.readouterr().out.splitlines()) if "largest" in row and "arm" in row]
+    assert [(row["arm"], row["remat"], row["batch"], row["largest"]) for row in rows] == [
+        (arm, remat, batch, 8192 // batch)
+        for arm in ("default", "cutloss") for remat in ("NONE", "BLOCK") for batch in (8, 16)
+    ]  # fmt: skip
+    with pytest.raises(SystemExit):
+        cli.main(["frontier", "--jobs", "0"])
+    assert "--jobs: '0': expected a whole number from 1 on" in capsys.readouterr().err
 
 
 def test_frontier_where_nothing_fits_says_so_and_stops(tmp_path):
