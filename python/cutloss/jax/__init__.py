@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from .. import _check, _core
 from . import _arguments, _ffi, _manual, _mesh, _options, _vjp
