@@ -177,10 +177,10 @@ def word_tokenizer(folder):
 @pytest.mark.parametrize("heads", [(1, 1), (4, 1)], ids=["one head", "grouped heads"])
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_the_smallest_model_of_every_family_learns(tmp_path, family, heads):
-    """Width 8, 32 ids, context 16, rank 1, batch 1."""
+    """Width 8, 32 ids, context 16, rank 1, batch 1: 20 steps on one row, whose loss no noise of other rows hides."""
     word_tokenizer(tmp_path)
     path = tmp_path / "words.tsv"
-    path.write_text("".join(f"w{i} w{i + 1}\tw{i + 2} w{i + 2}\n" for i in range(27)))
+    path.write_text("w0 w1\tw2 w2\n")
     layers = 4 if family == "gemma4" else 1
     sizes = {
         "num_layers": layers,
@@ -198,5 +198,4 @@ def test_the_smallest_model_of_every_family_learns(tmp_path, family, heads):
     )  # fmt: skip
     runs.go(settings, tmp_path / "run")
     losses = list(runs.losses(tmp_path / "run").values())
-    # A step sees one row of 27: means of five of them, at both ends.
-    assert np.mean(losses[-5:]) < np.mean(losses[:5])
+    assert losses[-1] < losses[0] - 1e-3  # rounding moves them by 1e-6
