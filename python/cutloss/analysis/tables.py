@@ -11,7 +11,7 @@ from .. import _pages
 EXPONENT = 12  # of the published study's epsilon
 WHEN = ("before", "after")  # training
 SHOWN = (12, 16, 20, 24)  # exponents of the tables of errors
-TITLES = {"gemma3-270m": "Gemma 3 270M", "smollm2-135m": "SmolLM2 135M"}
+TITLES = {"gemma3-270m": "Gemma 3 270M", "gemma3-270m-tuned": "Gemma 3 270M", "smollm2-135m": "SmolLM2 135M"}
 
 # Of Qwen2.5-0.5B, by row; see the page for the source. What it does not tell is left out.
 PUBLISHED = {
