@@ -195,7 +195,8 @@ def _tiny_gemma4(module: Any, tied: bool) -> dict[str, Any]:
         "per_layer_input_dim": 4,
         "frac_shared_layers": 0.5,
         "global_key_size": 8,
-        "attention_pattern": (kinds.LOCAL_SLIDING, kinds.LOCAL_SLIDING, kinds.GLOBAL, kinds.GLOBAL),
+        # The last two share the keys and values of the last before them of their kind.
+        "attention_pattern": (kinds.LOCAL_SLIDING, kinds.GLOBAL, kinds.LOCAL_SLIDING, kinds.GLOBAL),
     }
 
 

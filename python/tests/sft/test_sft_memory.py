@@ -43,10 +43,12 @@ def measured(settings, out):
 
 
 def test_no_step_leaves_its_buffers_to_the_next(tmp_path):
-    """A step's batch alone, 4 x 512 with its attention mask, is 1 MiB: kept, 48 of them are 6 % of the process."""
-    settings = runs.settings(tmp_path, steps=50, batch=4, context=512, checkpoint_every=0)
+    """A step's batch alone, 4 x 512 with its attention mask, is 1 MiB: kept, 90 steps are 90 MiB. What the allocator holds
+    swings by 60 MiB from step to step, so the least of 40 steps is compared with the least of 40 others, to half of that."""
+    settings = runs.settings(tmp_path, steps=130, batch=4, context=512, checkpoint_every=0)
     after, _ = measured(settings, tmp_path / "run")
-    assert after[50] <= 1.02 * after[10] <= 1.02 * 1.02 * after[2], {k: after[k] >> 20 for k in (2, 10, 50)}
+    early, late = (min(after[step] for step in range(first, first + 40)) for first in (1, 91))
+    assert late <= early + 45 * 2**20, {step: size >> 20 for step, size in after.items()}
 
 
 def test_evaluation_does_not_hold_the_whole_set(tmp_path):
