@@ -49,7 +49,7 @@ def test_before_and_after_a_run_are_columns_among_the_texts_or_change_places():
 
 
 def test_a_page_without_a_place_or_a_file_of_other_sections_is_rendered(tmp_path, capsys):
-    with pytest.raises(ValueError, match="study: begin"):
+    with pytest.raises(ValueError, match="training: begin"):
         tables.render("no place", kept())
     result = next(iter(kept().values()))
     del result["variants"]
