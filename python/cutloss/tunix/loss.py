@@ -154,7 +154,9 @@ def targets(input_tokens, input_mask):
     import jax.numpy as jnp
 
     weights = input_mask[:, 1:]
-    labels = jnp.where(weights != 0, input_tokens[:, 1:], IGNORE_INDEX)
+    # Unsigned ids have no -100: the label would be 2^32 - 100, which no vocabulary has, and the loss NaN.
+    ids = input_tokens[:, 1:].astype(jnp.promote_types(input_tokens.dtype, jnp.int32))
+    labels = jnp.where(weights != 0, ids, IGNORE_INDEX)
     return jnp.pad(labels, ((0, 0), (0, 1)), constant_values=IGNORE_INDEX), weights
 
 

@@ -101,6 +101,14 @@ def test_target_of_a_position_is_the_next_token_of_its_own_row():
     assert count == 10 and 0 <= total < 1e-6
 
 
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+def test_unsigned_token_ids_have_no_ignored_label(dtype):
+    """-100 of an unsigned type is an id beyond every vocabulary, whose loss is NaN. (Of uint8 Tunix's own targets wrap.)"""
+    data = tiny.batch()
+    data["input_tokens"] = data["input_tokens"].astype(dtype)
+    assert_same_training_signal(tiny.lora_model(), data)
+
+
 def test_denominator_has_the_epsilon_of_tunix():
     """Of weights as small as it, half the mean: without it the loss of a batch that hardly counts is another."""
     import jax.numpy as jnp
