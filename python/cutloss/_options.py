@@ -17,9 +17,13 @@ def size(text: str) -> int:
 
 def count(text: str) -> int:
     """A whole number from 1 on."""
-    if not text.isdecimal() or int(text) < 1:
+    try:
+        found = int(text)
+    except ValueError:
+        found = 0
+    if found < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1 on")
-    return int(text)
+    return found
 
 
 def numbers(text: str) -> tuple[int, ...]:

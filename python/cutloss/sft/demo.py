@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .. import _options
 from . import data, report
 from .arm import ARMS, ArmSettings
 from .display import Display
@@ -50,12 +51,6 @@ exit status: 0 the arms agree, 1 they do not or one failed, 2 wrong usage.
 
 
 def parser() -> argparse.ArgumentParser:
-    def positive(text: str) -> int:
-        value = int(text)
-        if value < 1:
-            raise argparse.ArgumentTypeError(f"{value} is less than 1")
-        return value
-
     def arms(text: str) -> list[str]:
         chosen = text.split(",")
         if not set(chosen) <= set(ARMS) or len(set(chosen)) != len(chosen):
@@ -69,10 +64,10 @@ def parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    result.add_argument("--steps", type=positive, default=6, help="training steps an arm (default %(default)s)")
-    result.add_argument("--batch", type=positive, default=4, help="rows a step (default %(default)s)")
-    result.add_argument("--context", type=positive, default=256, help="tokens a row (default %(default)s)")
-    result.add_argument("--rank", type=positive, default=16, help="rank of the LoRA adapters (default %(default)s)")
+    result.add_argument("--steps", type=_options.count, default=6, help="training steps an arm (default %(default)s)")
+    result.add_argument("--batch", type=_options.count, default=4, help="rows a step (default %(default)s)")
+    result.add_argument("--context", type=_options.count, default=256, help="tokens a row (default %(default)s)")
+    result.add_argument("--rank", type=_options.count, default=16, help="rank of the LoRA adapters (default %(default)s)")
     result.add_argument("--lr", type=float, default=2e-4, help="learning rate of AdamW (default %(default)s)")
     result.add_argument("--seed", type=int, default=0, help="of the adapters and the order of the data (default 0)")
     result.add_argument("--data", type=Path, metavar="FILE", help="pairs to train on (default: this system's catalogues)")

@@ -1,40 +1,11 @@
 """Two processes over gloo: of one device each, and of four each against one process of eight."""
 
-import json
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
-import processes
 import pytest
+from processes import result, results_of_two, start
 
 from cutloss.jax import smoke
-
-
-def start(devices, *arguments):
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.Popen(command, env=processes.environment(devices), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def result(process):
-    out, error = process.communicate(timeout=300)
-    assert process.returncode == 0, out + error[-4000:]
-    return json.loads(out.splitlines()[-1])
-
-
-def results_of_two(arguments, devices=4):
-    """What two processes of so many devices print; arguments(address, process) are those of each."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    together = [start(devices, *arguments(address, k)) for k in (0, 1)]
-    try:
-        return list(map(result, together))
-    finally:
-        for process in together:
-            process.kill()
-
 
 SMOKE = ("-m", "cutloss.jax.smoke", "--json")
 

@@ -2,12 +2,9 @@
 Tunix's own loss, and the user is told where Tunix does not split the batch."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
+import processes
 import pytest
 
 SCRIPT = Path(__file__).with_name("tunix_train_on_mesh.py")
@@ -23,9 +20,7 @@ TOLD = {
 @pytest.mark.long
 @pytest.mark.parametrize("case", TOLD)
 def test_training_on_a_mesh_is_that_of_tunix_s_own_loss(case):
-    done = subprocess.run([sys.executable, str(SCRIPT), case], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(processes.run(str(SCRIPT), case, devices=8).splitlines()[-1])
     for ours, dense in zip(found["ours"], found["dense"], strict=True):
         assert len(ours) >= 2 and ours == pytest.approx(dense, rel=1e-5)
     # Two steps of plain descent: as of one gradient (test_tunix_meshes.py), twice.
@@ -37,27 +32,8 @@ def test_training_on_a_mesh_is_that_of_tunix_s_own_loss(case):
 @pytest.mark.long
 def test_two_hosts_train_otherwise_than_one():
     """The rows of a batch come from two processes of 4 devices each; the same rows in one process of 8 are the measure."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-
-    def start(devices, **more):
-        environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), **more}
-        command = [sys.executable, str(SCRIPT), "fsdp"]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    def result(process):
-        out, error = process.communicate(timeout=900)
-        assert process.returncode == 0, out + error[-3000:]
-        return json.loads(out.splitlines()[-1])
-
-    hosts = [start(4, TEST_PROCESSES=f"{address} 2 {number}") for number in (0, 1)]
-    try:
-        first, second = map(result, hosts)
-    finally:
-        for process in hosts:
-            process.kill()
-    alone = result(start(8))
+    first, second = processes.results_of_two(lambda address, k: (SCRIPT, "fsdp", "--host", address, 2, k), timeout=900)
+    alone = processes.result(processes.start(8, SCRIPT, "fsdp"), timeout=900)
     for name in ("ours", "dense"):
         assert first[name] == second[name]
         for together, single in zip(first[name], alone[name], strict=True):

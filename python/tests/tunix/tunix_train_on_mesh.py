@@ -2,12 +2,12 @@
 
     python tunix_train_on_mesh.py CASE...     prints a JSON object for each case of CASES
 
-With TEST_PROCESSES="HOST:PORT COUNT PROCESS" it is one of several hosts, and feeds its own rows of each batch.
+With --host HOST:PORT COUNT PROCESS it is one of several hosts, and feeds its own rows of each batch.
 """
 
+import argparse
 import json
 import os
-import sys
 import warnings
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -83,8 +83,12 @@ def run(case):
 
 
 if __name__ == "__main__":
-    if told := os.environ.get("TEST_PROCESSES"):
-        coordinator, count, number = told.split()
-        jax.distributed.initialize(coordinator, int(count), int(number), cluster_detection_method="deactivate")
-    for name in sys.argv[1:]:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cases", nargs="+", choices=CASES)
+    parser.add_argument("--host", nargs=3)
+    options = parser.parse_args()
+    if options.host:
+        coordinator, *numbers = options.host
+        jax.distributed.initialize(coordinator, *map(int, numbers), cluster_detection_method="deactivate")
+    for name in options.cases:
         print(json.dumps({"case": name, **run(name)}), flush=True)
