@@ -61,7 +61,7 @@ def answers(model: Any, tokenizer: Any, pairs: list[data.Pair], config: Config) 
         num_kv_heads=model.config.num_kv_heads,
         head_dim=model.config.head_dim,
     )
-    sampler = sampling.Sampler(_as_sampled(model), TokenizerAdapter(_AsTrained(tokenizer, encoded)), cache)
+    sampler = sampling.Sampler(_without_remat(model), TokenizerAdapter(_AsTrained(tokenizer, encoded)), cache)
     found: list[str] = []
     size = min(wanted.batch, len(pairs))
     for start in range(0, len(pairs), size):
@@ -73,27 +73,22 @@ def answers(model: Any, tokenizer: Any, pairs: list[data.Pair], config: Config) 
     return found
 
 
-def _as_sampled(model: Any) -> Any:
-    """A model of the same arrays that Tunix's Sampler can run.
-
-    It cannot decode under rematerialisation, which is for gradients; and Gemma 4's cache of a sliding window, which it has
-    by default, holds no prompt that is longer than the window.
-    """
+def _without_remat(model: Any) -> Any:
+    """A model of the same arrays: rematerialisation is for gradients, and Tunix's Sampler cannot decode under it."""
     import dataclasses
 
     from flax import nnx
 
-    changed = {"remat_config": type(model.config.remat_config).NONE, "use_sliding_window_kv_cache": False}
-    changed = {name: value for name, value in changed.items() if getattr(model.config, name, value) != value}
-    if not changed:
+    if model.config.remat_config.name == "NONE":
         return model
     copy = nnx.merge(*nnx.split(model))
+    none = type(model.config.remat_config).NONE
     for _, module in nnx.iter_graph(copy):
         if isinstance(module, nnx.Module):
-            if type(getattr(module, "config", None)) is type(model.config):
-                module.config = dataclasses.replace(module.config, **changed)
+            if hasattr(getattr(module, "config", None), "remat_config"):
+                module.config = dataclasses.replace(module.config, remat_config=none)
             if hasattr(module, "remat_config"):  # Gemma's attention has its own
-                module.remat_config = changed.get("remat_config", module.remat_config)
+                module.remat_config = none
     return copy
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import runs
 
-from cutloss.sft import cli, config, data, families, generation, models, run, tokenizers
+from cutloss.sft import cli, config, data, families, models, run, tokenizers
 
 long = pytest.mark.long
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -122,26 +122,6 @@ def test_every_family_learns_and_answers(tmp_path, family, tied):
     runs.go(runs.settings(tmp_path, *chosen, family=family, steps=20, lr=5e-3), tmp_path / "run")
     before, after = (event["loss"] for event in runs.recorded(tmp_path / "run", "evaluated"))
     assert after < before - 1e-2  # of the same rows, whose rounding is 1e-6
-
-
-@long
-def test_prompts_longer_than_a_sliding_window_are_answered_without_their_beginning(tmp_path):
-    """A tiny Gemma 4 has a window of 32 tokens; the measure is its own forward pass over all of the text, again for each token."""
-    import jax.numpy as jnp
-
-    settings = runs.settings(tmp_path, "generation.tokens=6", family="gemma4")
-    model, bytes_ = models.load(models.find(settings.model), settings), tokenizers.Bytes()
-    pair = data.Pair("a source of more than 32 bytes, with an end of its own", "")
-    ids = [bytes_.bos_id(), *data.prompt_ids(data.prompt(pair.source, settings.data.prompt), bytes_)]
-    start = len(ids)
-    for _ in range(settings.generation.tokens):
-        length = len(ids)
-        logits, _ = model(jnp.array([ids]), jnp.arange(length)[None], None, jnp.tril(jnp.ones((1, length, length), bool)))
-        ids.append(int(logits[0, -1].argmax()))
-        if ids[-1] == bytes_.eos_id():
-            break
-    assert start > 33
-    assert generation.answers(model, bytes_, [pair], settings) == [bytes_.decode(ids[start:]).strip()]
 
 
 @long
